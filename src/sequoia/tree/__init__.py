@@ -1,0 +1,1 @@
+"""What to speculate: tree shapes, acceptance profiles and the planner. Plain Python and NumPy."""

@@ -1,0 +1,46 @@
+"""Tree shapes by name: what `--tree` takes."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+
+from sequoia.errors import UsageError
+from sequoia.tree.planner import optimal_shape
+from sequoia.tree.profile import AcceptanceProfile
+from sequoia.tree.shape import TreeShape
+
+TREE_FORMS = "off, chain:4, chains:16x8, beam:4x6, kary:2x4, optimal:64x8 or a shape file"
+"""The forms that `parse_tree` reads, for help texts."""
+
+_PAIRS: dict[str, Callable[[int, int], TreeShape]] = {
+    "chains": TreeShape.chains,
+    "beam": TreeShape.beam,
+    "kary": TreeShape.kary,
+}
+
+
+def parse_tree(spec: str, profile: AcceptanceProfile | None = None) -> TreeShape:
+    """The shape that `spec` names: a form of `TREE_FORMS`, `optimal:SIZExDEPTH` being planned for `profile`.
+
+    Raises:
+        UsageError: no such form, a number out of range, or an optimal tree without a profile.
+        FileError: the shape file is missing or damaged.
+    """
+    if spec == "off":
+        return TreeShape.root_only()
+    if single := re.fullmatch(r"chain:(-?\d{1,9})", spec):
+        return TreeShape.chain(int(single[1]))
+    if pair := re.fullmatch(r"(chains|beam|kary|optimal):(-?\d{1,9})x(-?\d{1,9})", spec):
+        first, second = int(pair[2]), int(pair[3])
+        return _optimal(profile, first, second) if pair[1] == "optimal" else _PAIRS[pair[1]](first, second)
+    if spec.endswith(".json") or os.sep in spec or os.path.isfile(spec):
+        return TreeShape.load(spec)
+    raise UsageError(f"{spec!r} is no tree. Give {TREE_FORMS}.")
+
+
+def _optimal(profile: AcceptanceProfile | None, size: int, depth: int) -> TreeShape:
+    if profile is None:
+        raise UsageError(f"optimal:{size}x{depth} is planned from an acceptance profile. Add --profile FILE.")
+    return optimal_shape(profile, size, depth)
