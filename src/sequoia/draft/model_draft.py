@@ -1,0 +1,70 @@
+"""An independent smaller model of the same vocabulary, grown level by level."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from sequoia.model.language_model import LanguageModel
+from sequoia.speculate.token_tree import Growth, TokenTree
+
+_PREFILL_ROWS = 512
+
+
+class ModelDraft:
+    """A draft that is a model.
+
+    Args:
+        model: the draft model.
+        vocab_size: the target's rows; the draft's distributions are widened to it.
+        proposable: token ids from here on differ between the models or are padding, and are never proposed.
+    """
+
+    def __init__(self, model: LanguageModel, vocab_size: int, proposable: int) -> None:
+        self.model = model
+        self.vocab_size = vocab_size
+        self.proposable = proposable
+
+    def start(self) -> ModelProposer:
+        return ModelProposer(self)
+
+
+class ModelProposer:
+    """Invariant between rounds: the cache holds a prefix of the tokens, possibly shorter than all but the last."""
+
+    def __init__(self, draft: ModelDraft) -> None:
+        self.proposable = draft.proposable
+        self.context_length = draft.model.context_length
+        self.cache = draft.model.new_cache()
+        self._model = draft.model
+        self._vocab_size = draft.vocab_size
+        self._layout_row: dict[int, int] = {}
+        self._root = 0
+
+    def propose(self, tokens: Sequence[int], growth: Growth) -> TokenTree:
+        """See `Proposer.propose`: one pass to catch up, which covers the root, and one for each further level."""
+        layout, self._root = growth.layout, len(tokens) - 1
+        self._layout_row = layout.row
+
+        def level_logits(depth: int, tree_tokens: Tensor) -> Tensor:
+            if depth == 0:
+                return self._catch_up(tokens)
+            nodes = list(layout.levels[depth])
+            return self._model.forward(tree_tokens[nodes], self.cache, layout.level_block(depth, self._root))
+
+        return growth.run(tokens[-1], level_logits, self._vocab_size)
+
+    def keep(self, path: Sequence[int]) -> None:
+        """See `Proposer.keep`; a leaf was never passed through the draft and is caught up on next time."""
+        if self.cache.length > self._root:
+            rows = [self._layout_row[node] for node in (0, *path) if node in self._layout_row]
+            self.cache.keep(self._root, [self._root + row for row in rows])
+
+    def _catch_up(self, tokens: Sequence[int]) -> Tensor:
+        while True:
+            rows = torch.tensor(tokens[self.cache.length :][:_PREFILL_ROWS], device=self._model.device)
+            logits = self._model.forward(rows, self.cache, last_only=True)
+            if self.cache.length == len(tokens):
+                return logits

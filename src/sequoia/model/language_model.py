@@ -1,0 +1,65 @@
+"""What the algorithm asks of a model: one forward over new rows, and a cache that can keep a path."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Block:
+    """How the newest cache slots see each other; every slot before them is visible to every new row.
+
+    The block covers the last m slots, of which the last n are the rows of this forward.
+    """
+
+    positions: Tensor  # [m] position of each slot of the block
+    visible: Tensor  # [n, m] bool, True where a new row attends to a slot of the block
+
+    @classmethod
+    def linear(cls, start: int, count: int, device: torch.device) -> Block:
+        """`count` rows that follow each other from position `start`."""
+        positions = torch.arange(start, start + count, device=device)
+        return cls(positions, torch.ones(count, count, dtype=torch.bool, device=device).tril())
+
+
+class Cache(Protocol):
+    """Slots filled in order; between rounds slot i holds position i."""
+
+    @property
+    def length(self) -> int: ...
+
+    def keep(self, start: int, slots: Sequence[int]) -> None:
+        """Move `slots` to follow slot `start - 1` and forget everything else from `start` on."""
+
+    def truncate(self, length: int) -> None: ...
+
+
+class LanguageModel(Protocol):
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def context_length(self) -> int | None: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def new_cache(self) -> Cache: ...
+
+    def forward(self, tokens: Tensor, cache: Cache, block: Block | None = None, last_only: bool = False) -> Tensor:
+        """Append rows to the cache and return their logits.
+
+        Args:
+            tokens: [n] token ids.
+            cache: a cache made by `new_cache`; its length grows by n.
+            block: how the newest slots see each other; None continues linearly.
+            last_only: logits of the last row alone are needed.
+
+        Returns:
+            [n, vocab_size] logits, or [1, vocab_size] with `last_only`.
+        """

@@ -1,0 +1,63 @@
+"""What happened in the rounds, counted by depth and rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from sequoia.speculate.session import Round
+
+
+@dataclass
+class Stats:
+    """Counts of one or more requests.
+
+    Identity: emitted_tokens = accepted_tokens + rounds − cut_tokens.
+    """
+
+    rounds: int = 0
+    emitted_tokens: int = 0
+    drafted_tokens: int = 0  # proposed nodes, roots not counted
+    accepted_tokens: int = 0  # proposed nodes that verification accepted, cut ones included
+    cut_tokens: int = 0  # decided tokens dropped after end-of-text, a stop string or the length limit
+    visits: list[int] = field(default_factory=list)  # by depth: inner nodes that verification came to
+    accepted: list[list[int]] = field(default_factory=list)  # by depth and rank: visits whose accepted child had that rank
+    prefill_seconds: float = 0.0
+    seconds: float = 0.0  # decoding, prefill apart
+
+    @property
+    def mean_accepted_length(self) -> float:
+        """Tokens decided per round, the next token included: plain decoding has 1."""
+        return (self.accepted_tokens + self.rounds) / self.rounds if self.rounds else 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.emitted_tokens / self.seconds if self.seconds else 0.0
+
+    def add(self, round_: Round) -> None:
+        shape, verdict = round_.tree.shape, round_.verdict
+        self.rounds += 1
+        self.emitted_tokens += len(round_.token_ids)
+        self.drafted_tokens += shape.size - 1
+        self.accepted_tokens += len(verdict.path)
+        self.cut_tokens += len(verdict.path) + 1 - len(round_.token_ids)
+        for depth, node in enumerate((0, *verdict.path)):
+            if shape.children(node):
+                self._at(depth)
+                self.visits[depth] += 1
+        for node in verdict.path:
+            self._count(shape.depths[node] - 1, shape.ranks[node])
+
+    def cut(self, tokens: int) -> None:
+        """Take back tokens that were emitted but fell behind a stop string."""
+        self.emitted_tokens -= tokens
+        self.cut_tokens += tokens
+
+    def _at(self, depth: int) -> None:
+        while len(self.visits) <= depth:
+            self.visits.append(0)
+            self.accepted.append([])
+
+    def _count(self, depth: int, rank: int) -> None:
+        ranks = self.accepted[depth]
+        ranks.extend([0] * (rank + 1 - len(ranks)))
+        ranks[rank] += 1

@@ -1,0 +1,121 @@
+"""A tree shape with a token per node, and how it is grown level by level from a draft's logits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from sequoia.model.language_model import Block
+from sequoia.speculate.processors import Processors
+from sequoia.speculate.sampling import Draws, draw_children
+from sequoia.tree.shape import TreeShape
+
+
+class TreeLayout:
+    """What a shape means in tensors, computed once and used every round.
+
+    Inner nodes (those with children) are numbered in level order; that number is their row in `draft_probs` and,
+    counted from the root's slot, their slot in a draft's cache.
+    """
+
+    def __init__(self, shape: TreeShape, device: torch.device) -> None:
+        self.shape = shape
+        self.device = device
+        self.depths = torch.tensor(shape.depths, device=device)  # [size]
+        self.ancestors = torch.from_numpy(shape.ancestors.copy()).to(device)  # [size, size] bool, self included
+        self.levels = tuple(tuple(node for node in level if shape.children(node)) for level in shape.levels[:-1])
+        self.inner = tuple(node for level in self.levels for node in level)
+        self.row = {node: row for row, node in enumerate(self.inner)}
+        inner = torch.tensor(self.inner, dtype=torch.long, device=device)
+        self._inner_depths = self.depths[inner]
+        self._inner_ancestors = self.ancestors[inner][:, inner]
+
+    def block(self, position: int) -> Block:
+        """All nodes as the rows of the target's pass, with the root at `position`."""
+        return Block(position + self.depths, self.ancestors)
+
+    def level_block(self, depth: int, position: int) -> Block:
+        """The inner nodes at `depth` as new rows of a draft that holds all inner nodes above them."""
+        start = sum(len(level) for level in self.levels[:depth])
+        end = start + len(self.levels[depth])
+        return Block(position + self._inner_depths[:end], self._inner_ancestors[start:end, :end])
+
+
+@lru_cache(maxsize=64)
+def layout_of(shape: TreeShape, device: torch.device) -> TreeLayout:
+    return TreeLayout(shape, device)
+
+
+@dataclass(frozen=True)
+class TokenTree:
+    """What a draft proposes: tokens, and the distributions that the children were drawn from."""
+
+    layout: TreeLayout
+    tokens: Tensor  # [size] token ids; the root's first
+    draft_probs: Tensor  # [inner nodes, vocab]
+    proposable: int  # ids from here on are never proposed
+
+    @property
+    def shape(self) -> TreeShape:
+        return self.layout.shape
+
+
+@dataclass(frozen=True)
+class Growth:
+    """How this round's tree is to be grown; a draft only supplies the logits."""
+
+    layout: TreeLayout
+    processors: Processors
+    draws: Draws
+    proposable: int
+    generator: torch.Generator
+
+    def root_only(self, root: int, vocab_size: int) -> TokenTree:
+        """A tree that proposes nothing: the round decodes one token."""
+        device = self.layout.device
+        return TokenTree(
+            self.layout, torch.tensor([root], device=device), torch.zeros(0, vocab_size, device=device), self.proposable
+        )
+
+    def run(self, root: int, level_logits: Callable[[int, Tensor], Tensor], vocab_size: int) -> TokenTree:
+        """Draw the children level by level.
+
+        Args:
+            root: the last emitted token.
+            level_logits: (depth, tokens [size]) → [nodes, proposable or more] logits of `layout.levels[depth]`.
+            vocab_size: the target's; the draft's distributions are widened to it with zeros.
+        """
+        shape, device = self.layout.shape, self.layout.device
+        tokens = torch.full((shape.size,), root, dtype=torch.long, device=device)
+        draft_probs = torch.zeros(len(self.layout.inner), vocab_size, device=device)
+        for depth, nodes in enumerate(self.layout.levels):
+            logits = level_logits(depth, tokens)[:, : self.proposable]
+            paths = self._paths(nodes, tokens)
+            scores = self.processors.scores(_widened(logits, vocab_size), paths, model="draft")
+            probs = self.processors.probs(scores)
+            rows = slice(self.layout.row[nodes[0]], self.layout.row[nodes[0]] + len(nodes))
+            draft_probs[rows] = probs
+            self._place_children(nodes, tokens, scores, probs)
+        return TokenTree(self.layout, tokens, draft_probs, self.proposable)
+
+    def _paths(self, nodes: tuple[int, ...], tokens: Tensor) -> list[list[int]]:
+        values = tokens.tolist()
+        return [[values[node] for node in self.layout.shape.paths[inner]] for inner in nodes]
+
+    def _place_children(self, nodes: tuple[int, ...], tokens: Tensor, scores: Tensor, probs: Tensor) -> None:
+        children = [self.layout.shape.children(node) for node in nodes]
+        width = max(len(siblings) for siblings in children)
+        drawn = draw_children(self.draws, scores, probs, width, self.proposable, self.generator)
+        rows = [row for row, siblings in enumerate(children) for _ in siblings]
+        ranks = [rank for siblings in children for rank in range(len(siblings))]
+        tokens[[child for siblings in children for child in siblings]] = drawn[rows, ranks]
+
+
+def _widened(logits: Tensor, vocab_size: int) -> Tensor:
+    """[rows, proposable] → [rows, vocab]; what cannot be proposed has no probability."""
+    missing = vocab_size - logits.shape[1]
+    return torch.nn.functional.pad(logits, (0, missing), value=-torch.inf) if missing else logits

@@ -1,0 +1,237 @@
+"""Verification: decide the accepted path from both models' distributions, keeping the target's law exactly.
+
+A rule turns one node into its law: for each child the probability that it is accepted, given that the ones before it
+were rejected, and the distribution of the next token when all were. Rules are pure; the walk tosses the coins. All
+rules here are lossless for children drawn as they ask (`Verifier.draws`), which enumeration proves in `selftest`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from sequoia.errors import UsageError
+from sequoia.speculate.sampling import Draws, invert, uniform
+from sequoia.speculate.token_tree import TokenTree
+
+
+@dataclass(frozen=True)
+class NodeLaw:
+    """What can happen at a node."""
+
+    accept: Tensor  # [nodes, children] probability to accept a child, given that the earlier ones were rejected
+    residual: Tensor  # [nodes, vocab] weights of the next token when every child was rejected
+
+
+Rule = Callable[[Tensor, Tensor, Tensor, int], NodeLaw]
+"""(target_probs [nodes, vocab], draft_probs [nodes, vocab], children [nodes, ranks] padded with -1, proposable) → law."""
+
+
+@dataclass(frozen=True)
+class Verifier:
+    name: str
+    rule: Rule
+    draws: Draws
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The outcome of a round."""
+
+    path: tuple[int, ...]  # accepted nodes, from the root's child down
+    next_token: int  # drawn at the end of the path
+
+
+class TargetProbs(Protocol):
+    def __call__(self, nodes: Sequence[int]) -> Tensor:
+        """The target's distributions at `nodes`, [nodes, vocab]."""
+
+
+def verify(tree: TokenTree, target_probs: TargetProbs, verifier: Verifier, generator: torch.Generator) -> Verdict:
+    """Walk down from the root: accept a child or stop, then draw the next token.
+
+    On a GPU all nodes are decided in one batch and read once; on a CPU only the visited ones are.
+    """
+    coins = uniform((tree.shape.size, tree.shape.max_children + 1), generator)
+    decided: dict[int, _Decision] = {}
+    if tree.tokens.device.type != "cpu":
+        decided = _decide(tree, range(tree.shape.size), target_probs, verifier.rule, coins)
+    node, path = 0, list[int]()
+    while True:
+        decision = decided.get(node) or _decide(tree, [node], target_probs, verifier.rule, coins)[node]
+        if decision.accepted is None:
+            return Verdict(tuple(path), decision.next_token)
+        node = decision.accepted
+        path.append(node)
+
+
+@dataclass(frozen=True)
+class _Decision:
+    accepted: int | None
+    next_token: int
+
+
+def _decide(
+    tree: TokenTree, nodes: Sequence[int], target_probs: TargetProbs, rule: Rule, coins: Tensor
+) -> dict[int, _Decision]:
+    """What happens at each of `nodes`, should the walk come by. A fresh coin for each child and for the next token."""
+    children = [tree.shape.children(node) for node in nodes]
+    target = target_probs(nodes)
+    law = _node_law(tree, nodes, children, target, rule)
+    coins = coins[list(nodes)]
+    ranks = _first_accepted(law.accept, coins[:, : law.accept.shape[1]]).tolist()
+    next_tokens = invert(law.residual, coins[:, -1:])[:, 0].tolist()
+    return {
+        node: _Decision(siblings[rank] if rank < len(siblings) else None, token)
+        for node, siblings, rank, token in zip(nodes, children, ranks, next_tokens, strict=True)
+    }
+
+
+def _node_law(
+    tree: TokenTree, nodes: Sequence[int], children: Sequence[Sequence[int]], target: Tensor, rule: Rule
+) -> NodeLaw:
+    """The rule's law at inner nodes; at leaves the next token has the target's own distribution."""
+    width = max(len(siblings) for siblings in children)
+    if width == 0:
+        return NodeLaw(target.new_zeros(len(nodes), 0), target)
+    padded = torch.tensor([[*siblings, *[-1] * (width - len(siblings))] for siblings in children], device=target.device)
+    tokens = torch.where(padded < 0, -1, tree.tokens[padded])
+    rows = [tree.layout.row.get(node, 0) for node in nodes]  # a leaf's row is read and not used
+    return rule(target.double(), tree.draft_probs[rows].double(), tokens, tree.proposable)
+
+
+def _first_accepted(accept: Tensor, coins: Tensor) -> Tensor:
+    """[nodes] rank of the first child whose coin falls below its probability, or the number of children."""
+    passed = coins < accept
+    stop = passed.new_ones(len(passed), 1)
+    return torch.cat([passed, stop], dim=1).int().argmax(dim=1)
+
+
+def recursive_rejection(
+    target_probs: Tensor, draft_probs: Tensor, children: Tensor, proposable: int, *, replacement: bool
+) -> NodeLaw:
+    """Reject one child after another, taking what it stood for out of the target each time.
+
+    The residual before child i is (q − C·p)₊ over the tokens not yet proposed, with q the target's and p the draft's
+    distribution; a rejection adds Z/P to C, with Z the residual's sum and P the draft's unproposed mass. So each child
+    costs a reduction over the vocabulary, and no residual is stored. Without replacement this is Sequoia's
+    verification (Chen et al. 2024, algorithm 2), with it SpecInfer's (Miao et al. 2024, algorithm 2).
+    """
+    target = _normalised(target_probs)
+    q, p = target.clone(), _normalised(draft_probs)
+    constant = torch.zeros_like(q[:, :1])
+    accept = []
+    for rank, tokens in enumerate(children.split(1, dim=1)):
+        real, index = tokens >= 0, tokens.clamp(min=0)
+        spent = real & (p.sum(-1, keepdim=True) <= 0)
+        if spent.device.type != "cpu" or bool(spent.any()):
+            # Past the draft's support children come uniformly from the tokens not yet proposed.
+            q = torch.where(spent, _residual(q, p, constant), q)
+            p = torch.where(spent, _unproposed(p, children[:, :rank], proposable), p)
+            constant = constant.masked_fill(spent, 0.0)
+        residual, mass = _residual(q, p, constant), p.sum(-1, keepdim=True)
+        weight = residual.sum(-1, keepdim=True)
+        accept.append(_share(residual.gather(1, index) * mass, p.gather(1, index) * weight).where(real, _zero(q)))
+        constant = torch.where(real, constant + weight / mass.clamp(min=1e-300), constant)
+        if not replacement:
+            for weights in (q, p):
+                weights.scatter_(1, index, weights.gather(1, index).masked_fill(real, 0.0))
+    return NodeLaw(torch.cat(accept, dim=1), _or_else(_residual(q, p, constant), target))
+
+
+def k_sequential_selection(target_probs: Tensor, draft_probs: Tensor, children: Tensor, proposable: int) -> NodeLaw:
+    """SpecTr's selection among k independent draws (Sun et al. 2023, algorithm 3).
+
+    Every draw is accepted with probability min(1, q/(ρp)). Any ρ with 1 − (1 − β)^k ≤ ρβ, where β = Σ min(p, q/ρ), keeps
+    the target's law; the smallest accepts most, and bisection approaches it from above.
+    """
+    q, p = _normalised(target_probs), _normalised(draft_probs)
+    real = children >= 0
+    count = real.sum(-1, keepdim=True).double()
+    low, high = torch.ones_like(count), count.clamp(min=1)
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2
+        overlap = torch.minimum(p, q / middle).sum(-1, keepdim=True)
+        enough = _any_of(overlap, count) <= middle * overlap
+        low, high = torch.where(enough, low, middle), torch.where(enough, middle, high)
+    taken = torch.minimum(p, q / high)
+    overlap = taken.sum(-1, keepdim=True)
+    scale = torch.where(overlap > 0, _any_of(overlap, count) / overlap.clamp(min=1e-300), count)
+    index = children.clamp(min=0)
+    accept = _share(q.gather(1, index), high * p.gather(1, index)).where(real, _zero(q))
+    return NodeLaw(accept, _or_else((q - scale * taken).clamp_(min=0), q))
+
+
+def sampler_match(target_probs: Tensor, draft_probs: Tensor, children: Tensor, proposable: int) -> NodeLaw:
+    """Draw once from the target and accept the child that equals the draw, written as one test per child.
+
+    Lossless for any children, deterministic ones too, for it never looks at the draft's distribution.
+    """
+    target = _normalised(target_probs)
+    unmatched = target.clone()
+    accept = []
+    for tokens in children.split(1, dim=1):
+        index = tokens.clamp(min=0)
+        accept.append(_share(unmatched.gather(1, index), unmatched.sum(-1, keepdim=True)).where(tokens >= 0, _zero(target)))
+        unmatched.scatter_(1, index, unmatched.gather(1, index).masked_fill(tokens >= 0, 0.0))
+    return NodeLaw(torch.cat(accept, dim=1), _or_else(unmatched, target))
+
+
+_BISECTIONS = 40
+
+VERIFIERS: dict[str, Verifier] = {
+    verifier.name: verifier
+    for verifier in (
+        Verifier("sequoia", partial(recursive_rejection, replacement=False), Draws.WITHOUT_REPLACEMENT),
+        Verifier("specinfer", partial(recursive_rejection, replacement=True), Draws.WITH_REPLACEMENT),
+        Verifier("spectr", k_sequential_selection, Draws.WITH_REPLACEMENT),
+        Verifier("sampler_match", sampler_match, Draws.TOP_K),
+    )
+}
+
+
+def verifier_named(name: str) -> Verifier:
+    """Raises:
+    UsageError: there is no such verifier.
+    """
+    if name not in VERIFIERS:
+        raise UsageError(f"unknown verifier {name!r}. Choose one of: {', '.join(VERIFIERS)}.")
+    return VERIFIERS[name]
+
+
+def _normalised(weights: Tensor) -> Tensor:
+    return weights / weights.sum(-1, keepdim=True)
+
+
+def _residual(q: Tensor, p: Tensor, constant: Tensor) -> Tensor:
+    return torch.addcmul(q, p, constant, value=-1).clamp_(min=0)
+
+
+def _unproposed(like: Tensor, proposed: Tensor, proposable: int) -> Tensor:
+    rest = torch.zeros_like(like)
+    rest[:, :proposable] = 1
+    return rest.scatter_(1, proposed.clamp(min=0), 0.0)
+
+
+def _share(part: Tensor, whole: Tensor) -> Tensor:
+    """min(1, part / whole), where nothing of anything is 0 and something of nothing is 1."""
+    return torch.where(whole > 0, part / whole, (part > 0).to(part.dtype)).clamp(max=1)
+
+
+def _any_of(chance: Tensor, count: Tensor) -> Tensor:
+    """1 − (1 − chance)^count without cancellation."""
+    return -torch.expm1(count * torch.log1p(-chance.clamp(max=1)))
+
+
+def _or_else(weights: Tensor, otherwise: Tensor) -> Tensor:
+    """A residual without mass is reached with probability 0; rounding that gets there falls back on the target."""
+    return torch.where(weights.sum(-1, keepdim=True) > 0, weights, otherwise)
+
+
+def _zero(like: Tensor) -> Tensor:
+    return like.new_zeros(())
