@@ -15,6 +15,7 @@ from urllib.request import getproxies
 import torch
 import transformers
 from huggingface_hub import constants as hub
+from huggingface_hub import try_to_load_from_cache
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from sequoia.errors import FileError, ModelError, UsageError
@@ -44,7 +45,13 @@ _TOKENIZER_FILES = (
     "spiece.model",
 )
 _WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "pytorch_model.bin.index.json")
-_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
+_HUB_WEIGHTS = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
 
 
 def load_model(
@@ -163,20 +170,26 @@ def _require_config(folder: Path) -> None:
 
 
 def _from_hub(name: str, dtype: torch.dtype, device: torch.device, notice: Callable[[str], None] | None) -> LoadedModel:
-    # What is on this disk already needs no network: a start offline is as fast as one online.
     short = name.split("/")[-1]
-    try:
-        AutoConfig.from_pretrained(name, local_files_only=True)
-        return _load(name, short, dtype, device, has_tokenizer=True, local_files_only=True)
-    except (OSError, ModelError) as error:
-        if not _hub_in_reach():
-            raise ModelError(
-                f"there is no folder {name} here, it is not in the hub's cache, and {hub.ENDPOINT} cannot be reached. "
-                "Check the name or the network, or give a local path."
-            ) from error
+    # What is on this disk already needs no network: a start offline is as fast as one online.
+    if _is_cached(name):
+        try:
+            return _load(name, short, dtype, device, has_tokenizer=True, local_files_only=True)
+        except FileError:
+            if not _hub_in_reach():
+                raise
+    elif not _hub_in_reach():
+        raise ModelError(
+            f"there is no folder {name} here, it is not in the hub's cache, and {hub.ENDPOINT} cannot be reached. "
+            "Check the name or the network, or give a local path."
+        )
     if notice is not None:
         notice(f"downloading {name}")
     return _load(name, short, dtype, device, has_tokenizer=True, local_files_only=False)
+
+
+def _is_cached(name: str) -> bool:
+    return any(isinstance(try_to_load_from_cache(name, file), str) for file in _HUB_WEIGHTS)
 
 
 def _hub_in_reach() -> bool:
