@@ -35,8 +35,10 @@ def optimal_shape(profile: AcceptanceProfile, size: int, depth: int, method: Met
     _require_limits(size, depth)
     feasible = full_tree_size(profile.ranks, depth)
     if size > feasible:
-        raise UsageError(f"no tree has {size} nodes: depth {depth} with {_count(profile.ranks, 'rank')} gives at most "
-                         f"{_count(feasible, 'node')}. Lower the size, raise the depth or use a profile of more ranks.")
+        raise UsageError(
+            f"no tree has {size} nodes: depth {depth} with {_count(profile.ranks, 'rank')} gives at most "
+            f"{_count(feasible, 'node')}. Lower the size, raise the depth or use a profile of more ranks."
+        )
     depth = min(depth, size - 1)
     if _resolve(method, profile) == "programme":
         return programme_shape(profile, size, depth)

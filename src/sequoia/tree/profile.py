@@ -7,7 +7,6 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -68,7 +67,7 @@ class AcceptanceProfile:
             rows.append(_rates(depth, total, counts))
         if not rows:
             raise UsageError("visits are 0 at the root: nothing was measured.")
-        if any(visits[len(rows):]):
+        if any(visits[len(rows) :]):
             raise UsageError(f"visits[{len(rows)}] is 0, but deeper nodes were visited.")
         return cls(rows, provenance)
 
@@ -88,7 +87,8 @@ class AcceptanceProfile:
 
     def row(self, depth: int) -> NDArray[np.float64]:
         """Rates [ranks] of the children of a node at `depth`."""
-        return self.table[min(require_integer("depth", depth, least=0), len(self.rates) - 1)]
+        row: NDArray[np.float64] = self.table[min(require_integer("depth", depth, least=0), len(self.rates) - 1)]
+        return row
 
     @cached_property
     def is_monotone(self) -> bool:
@@ -127,7 +127,7 @@ def _checked_list(name: str, values: Any) -> Any:
 
 def _checked_row(depth: int, row: Any) -> tuple[float, ...]:
     for rank, rate in enumerate(_checked_list(f"rates[{depth}]", row)):
-        if not isinstance(rate, Real) or isinstance(rate, bool) or not 0 <= rate <= 1:
+        if not isinstance(rate, (int, float, np.number)) or isinstance(rate, bool) or not 0 <= rate <= 1:
             raise UsageError(f"rates[{depth}][{rank}] must be a number from 0 to 1, not {rate!r}.")
     rates = tuple(map(float, row))
     if math.fsum(rates) > 1 + _ROW_SLACK:

@@ -28,7 +28,10 @@ def programme_table(profile: AcceptanceProfile, size: int, depth: int) -> FloatA
     # values[r]: subtrees whose root is at the current level and may grow r edges. [1 + depth - level, size + 1]
     values = np.concatenate(_shared_values(profile.row(shared), leaf, depth - shared))
     for level in reversed(range(shared)):
-        values = np.concatenate([leaf, _best(profile.row(level), values)])
+        # Depth stops mattering at some point: from there on all rows are the same.
+        distinct = int(np.argmax(np.all(values == values[-1], axis=1))) + 1
+        best = _best(profile.row(level), values[:distinct])
+        values = np.concatenate([leaf, best, *[best[-1:]] * (len(values) - distinct)])
     return values.T
 
 
@@ -113,6 +116,10 @@ def _add_child(forest: FloatArray, gains: FloatArray, rank: int, order: int) -> 
     """
     size = forest.shape[1] - 1
     best = np.full_like(forest, -np.inf)
+    if rank == 0:
+        # Without elder siblings nothing is left to choose: the child takes all but its parent.
+        best[:, 2:] = gains[:, 1:-1] + 1.0
+        return best
     totals = np.empty_like(forest)
     for nodes in range(1, (size - 1) // order + 1):
         start = max(order * nodes, rank + nodes) + 1

@@ -230,8 +230,10 @@ def _checked(parents: Sequence[int]) -> tuple[int, ...]:
     for node, parent in enumerate(parents[1:], start=1):
         index = require_integer(f"parents[{node}]", parent, least=0)
         if index >= node:
-            raise UsageError(f"parents[{node}] must be an earlier node, 0 to {node - 1}, not {index}. "
-                             "List parents before their children.")
+            raise UsageError(
+                f"parents[{node}] must be an earlier node, 0 to {node - 1}, not {index}. "
+                "List parents before their children."
+            )
         checked.append(index)
     return tuple(checked)
 
