@@ -29,6 +29,7 @@ class KVCache(Cache):
         """Make the `count` slots written by the last forward part of the cache."""
         self.length += count
 
+    @torch.inference_mode()
     def keep(self, start: int, slots: Sequence[int]) -> None:
         """Move `slots` to follow slot `start - 1` and forget everything else from `start` on.
 

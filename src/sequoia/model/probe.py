@@ -11,6 +11,7 @@ from sequoia.model.language_model import Block
 
 # A root with two children; the first has two, of which the second goes on. Stored out of level order on purpose.
 _PATHS = ((0,), (0, 1), (0, 1, 2), (0, 1, 3), (0, 1, 3, 4), (0, 5), (0, 5, 6))  # of node i, itself included
+_LEAVES = (_PATHS[2], _PATHS[4], _PATHS[6])
 _LONGEST_WINDOW = 128  # a window up to this width is crossed by the probe's prefix
 
 
@@ -46,12 +47,15 @@ def _largest_error(model: CausalLM) -> float:
     cache = model.new_cache()
     model.forward(prefix, cache, last_only=True)
     tree = model.forward(nodes, cache, _block(length, model.device))
-    errors = [_error(tree[path[-1]], _linear(model, torch.cat([prefix, nodes[list(path)]]))) for path in _PATHS]
+    errors = []
+    for path in _LEAVES:
+        linear = _linear(model, torch.cat([prefix, nodes[list(path)]]))
+        errors += [_error(tree[node], linear[length + depth]) for depth, node in enumerate(path)]
 
-    path = list(_PATHS[4])
+    path = _LEAVES[1]
     cache.keep(length, [length + node for node in path])
     step = model.forward(after, cache)[-1]
-    errors.append(_error(step, _linear(model, torch.cat([prefix, nodes[path], after]))))
+    errors.append(_error(step, _linear(model, torch.cat([prefix, nodes[list(path)], after]))[-1]))
     # In 16 bit a router's near tie can send one row elsewhere; a wrong mask or position moves most of them.
     return max(errors) if model.loaded.dtype == torch.float32 else sorted(errors)[len(errors) // 2]
 
@@ -65,7 +69,7 @@ def _block(length: int, device: torch.device) -> Block:
 
 
 def _linear(model: CausalLM, tokens: Tensor) -> Tensor:
-    logits: Tensor = model.loaded.model(input_ids=tokens[None], use_cache=False, return_dict=True).logits[0, -1]
+    logits: Tensor = model.loaded.model(input_ids=tokens[None], use_cache=False, return_dict=True).logits[0]
     return logits
 
 

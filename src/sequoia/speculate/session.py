@@ -76,7 +76,9 @@ class TargetRows:
         """Of `token` after `node`, with the `count` most probable alternatives."""
         logs = self._logits[node].double().log_softmax(-1)
         top = logs.topk(count)
-        return TokenLogprobs(token, logs[token].item(), tuple(zip(top.indices.tolist(), top.values.tolist(), strict=True)))
+        return TokenLogprobs(
+            token, logs[token].item(), tuple(zip(top.indices.tolist(), top.values.tolist(), strict=True))
+        )
 
 
 class Session:
@@ -178,7 +180,9 @@ class Session:
         count = self._params.logprobs
         if count is None:
             return None
-        return tuple(rows.logprobs(node, token, count) for node, token in zip((0, *verdict.path), emitted, strict=False))
+        return tuple(
+            rows.logprobs(node, token, count) for node, token in zip((0, *verdict.path), emitted, strict=False)
+        )
 
 
 def _check_prompt(prompt: Sequence[int], target: LanguageModel) -> None:
@@ -186,7 +190,9 @@ def _check_prompt(prompt: Sequence[int], target: LanguageModel) -> None:
         raise UsageError("the prompt is empty: at least one token is needed to start from.")
     strange = [token for token in prompt if not 0 <= token < target.vocab_size]
     if strange:
-        raise UsageError(f"the prompt holds token id {strange[0]}, but the target has ids 0 to {target.vocab_size - 1}.")
+        raise UsageError(
+            f"the prompt holds token id {strange[0]}, but the target has ids 0 to {target.vocab_size - 1}."
+        )
     if target.context_length is not None and len(prompt) >= target.context_length:
         raise UsageError(
             f"the prompt has {len(prompt)} tokens and the target's context {target.context_length}, which leaves no room "

@@ -20,7 +20,9 @@ class Stats:
     accepted_tokens: int = 0  # proposed nodes that verification accepted, cut ones included
     cut_tokens: int = 0  # decided tokens dropped after end-of-text, a stop string or the length limit
     visits: list[int] = field(default_factory=list)  # by depth: inner nodes that verification came to
-    accepted: list[list[int]] = field(default_factory=list)  # by depth and rank: visits whose accepted child had that rank
+    accepted: list[list[int]] = field(
+        default_factory=list
+    )  # by depth and rank: visits whose accepted child had that rank
     prefill_seconds: float = 0.0
     seconds: float = 0.0  # decoding, prefill apart
 

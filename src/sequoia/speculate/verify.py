@@ -126,7 +126,7 @@ def recursive_rejection(
     q, p = target.clone(), _normalised(draft_probs)
     constant = torch.zeros_like(q[:, :1])
     accept = []
-    for rank, tokens in enumerate(children.split(1, dim=1)):
+    for rank, tokens in enumerate(torch.split(children, 1, dim=1)):
         real, index = tokens >= 0, tokens.clamp(min=0)
         spent = real & (p.sum(-1, keepdim=True) <= 0)
         if spent.device.type != "cpu" or bool(spent.any()):
@@ -175,9 +175,11 @@ def sampler_match(target_probs: Tensor, draft_probs: Tensor, children: Tensor, p
     target = _normalised(target_probs)
     unmatched = target.clone()
     accept = []
-    for tokens in children.split(1, dim=1):
+    for tokens in torch.split(children, 1, dim=1):
         index = tokens.clamp(min=0)
-        accept.append(_share(unmatched.gather(1, index), unmatched.sum(-1, keepdim=True)).where(tokens >= 0, _zero(target)))
+        accept.append(
+            _share(unmatched.gather(1, index), unmatched.sum(-1, keepdim=True)).where(tokens >= 0, _zero(target))
+        )
         unmatched.scatter_(1, index, unmatched.gather(1, index).masked_fill(tokens >= 0, 0.0))
     return NodeLaw(torch.cat(accept, dim=1), _or_else(unmatched, target))
 

@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib.resources import as_file, files
 from typing import Any
 
 import numpy as np
@@ -114,6 +115,15 @@ class AcceptanceProfile:
     def load(cls, path: str | os.PathLike[str]) -> AcceptanceProfile:
         """Read a file that `save` wrote. FileError, naming the path, if it is missing or damaged."""
         return load_record(path, cls.from_dict)
+
+    @classmethod
+    def shipped(cls, draft: str) -> AcceptanceProfile:
+        """Rates for a kind of draft, "ngram" or "model", to plan with before any are measured for the pair at hand.
+
+        Their provenance says where they come from.
+        """
+        with as_file(files("sequoia.tree") / "profiles" / f"{draft}.json") as path:
+            return cls.load(path)
 
     def __repr__(self) -> str:
         return f"AcceptanceProfile(rows={len(self.rates)}, ranks={self.ranks})"

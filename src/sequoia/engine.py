@@ -1,0 +1,238 @@
+"""The front door in Python: `load` a pair of models, then `Engine.stream` or `Engine.generate`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from sequoia.draft.model_draft import ModelDraft
+from sequoia.draft.ngram_draft import NgramDraft
+from sequoia.errors import UsageError
+from sequoia.model.causal_lm import CausalLM
+from sequoia.model.loading import LoadedModel, load_model, shared_token_count
+from sequoia.model.probe import probe
+from sequoia.params import SamplingParams
+from sequoia.speculate.session import FinishReason, Proposer, Session, TokenLogprobs
+from sequoia.speculate.stats import Stats
+from sequoia.speculate.verify import Verifier, verifier_named
+from sequoia.text import Detokenizer, StopStrings, encode_prompt
+from sequoia.tree.profile import AcceptanceProfile
+from sequoia.tree.shape import TreeShape
+from sequoia.tree.specs import parse_tree
+
+Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
+"""Text as it is, token ids, or chat messages (`{"role": …, "content": …}`) for the tokenizer's template."""
+
+
+class Draft(Protocol):
+    """What proposes trees; `start` makes a proposer for one request."""
+
+    def start(self) -> Proposer: ...
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """What one round added. The text may lag behind the tokens while a character or a stop string is incomplete."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None = None
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Generation:
+    """A finished answer; prints as its text."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    stats: Stats
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+
+    def __str__(self) -> str:
+        return self.text
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(self.text)
+
+
+class Engine:
+    """A target, a draft, a tree shape and a verifier, ready to generate.
+
+    Requests keep no state in the engine: streams may be abandoned, or read side by side.
+    """
+
+    def __init__(self, target: CausalLM, draft: Draft, shape: TreeShape, verifier: Verifier) -> None:
+        self.target = target
+        self.draft = draft
+        self.shape = shape
+        self.verifier = verifier
+        self.stats = Stats()
+        """Of the latest request, live while it streams."""
+
+    @property
+    def tokenizer(self) -> Any:
+        """The target's transformers tokenizer, or None for a bare model object."""
+        return self.target.loaded.tokenizer
+
+    @property
+    def target_model(self) -> Any:
+        """The target's transformers model."""
+        return self.target.loaded.model
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None, *, request: int = 0) -> Iterator[Chunk]:
+        """Generate round by round.
+
+        Args:
+            prompt: see `Prompt`.
+            params: defaults to `SamplingParams()`.
+            request: number of the request under the same seed; no two share noise.
+
+        Raises:
+            UsageError: the prompt is empty, too long for the context, or not understood.
+            ModelError: a model's logits are no distribution.
+        """
+        params = params or SamplingParams()
+        if params.stop and self.tokenizer is None:
+            raise UsageError("stop strings need a tokenizer. Load the target as a (model, tokenizer) pair.")
+        session = Session(
+            self.target,
+            self.draft.start(),
+            self.shape,
+            self.verifier,
+            encode_prompt(self.tokenizer, prompt, self.target.vocab_size),
+            params,
+            self.target.loaded.eos_ids,
+            request,
+        )
+        self.stats = stats = Stats()
+        return _chunks(session, stats, _TextOut(self.tokenizer, params.stop))
+
+    def generate(self, prompt: Prompt, params: SamplingParams | None = None, *, request: int = 0) -> Generation:
+        """`stream`, collected."""
+        chunks = list(self.stream(prompt, params, request=request))
+        return collect(chunks, self.stats)
+
+
+def collect(chunks: Sequence[Chunk], stats: Stats) -> Generation:
+    """Join the chunks of a finished stream."""
+    logprobs = None
+    if chunks[-1].logprobs is not None:
+        logprobs = tuple(entry for chunk in chunks for entry in chunk.logprobs or ())
+    return Generation(
+        "".join(chunk.text for chunk in chunks),
+        tuple(token for chunk in chunks for token in chunk.token_ids),
+        chunks[-1].finish_reason or "length",
+        stats,
+        logprobs,
+    )
+
+
+def load(
+    target: Any = None,
+    draft: Any = "ngram",
+    tree: str | TreeShape = "optimal:16x4",
+    verifier: str = "sequoia",
+    dtype: str | torch.dtype = "auto",
+    device: str | torch.device = "auto",
+    *,
+    profile: AcceptanceProfile | str | Path | None = None,
+    notice: Callable[[str], None] | None = None,
+) -> Engine:
+    """Load models and check that speculation with them is exact.
+
+    Args:
+        target: a path, a hub name, a transformers model object or a (model, tokenizer) pair; None is
+            SmolLM2-135M-Instruct.
+        draft: "ngram", or a smaller model of the same vocabulary, given like the target.
+        tree: a `TreeShape`, or a form of `TREE_FORMS`.
+        verifier: "sequoia", "specinfer", "spectr" or "sampler_match".
+        dtype: "auto", "bf16", "fp16", "fp32" or a torch dtype.
+        device: "auto", "cpu", "cuda" or a torch device.
+        profile: acceptance rates that `optimal:` trees are planned for; by default rates shipped for the kind of draft.
+        notice: called with a line of text before something slow.
+
+    Raises:
+        UsageError: an argument is out of range.
+        FileError: a file is missing or damaged.
+        ModelError: a model cannot be loaded or cannot follow a tree exactly.
+        VocabularyError: draft and target do not share their token ids.
+    """
+    chosen = verifier_named(verifier)
+    shape = tree if isinstance(tree, TreeShape) else parse_tree(tree, _profile(profile, draft))
+    loaded = load_model(target, dtype=dtype, device=device, notice=notice)
+    model = _checked(loaded)
+    return Engine(model, _draft(draft, model, dtype, notice), shape, chosen)
+
+
+def _profile(profile: AcceptanceProfile | str | Path | None, draft: Any) -> AcceptanceProfile:
+    if isinstance(profile, AcceptanceProfile):
+        return profile
+    if profile is not None:
+        return AcceptanceProfile.load(profile)
+    return AcceptanceProfile.shipped("ngram" if draft == "ngram" else "model")
+
+
+def _checked(loaded: LoadedModel) -> CausalLM:
+    model = CausalLM(loaded)
+    probe(model)
+    return model
+
+
+def _draft(draft: Any, target: CausalLM, dtype: str | torch.dtype, notice: Callable[[str], None] | None) -> Draft:
+    if isinstance(draft, str) and draft == "ngram":
+        return NgramDraft(target.vocab_size, target.loaded.token_count)
+    if hasattr(draft, "start"):
+        own: Draft = draft
+        return own
+    loaded = load_model(draft, dtype=dtype, device=target.device, notice=notice)
+    return ModelDraft(_checked(loaded), target.vocab_size, shared_token_count(target.loaded, loaded))
+
+
+def _chunks(session: Session, stats: Stats, text: _TextOut) -> Iterator[Chunk]:
+    started = time.perf_counter()
+    session.prefill()
+    stats.prefill_seconds = time.perf_counter() - started
+    while session.finish_reason is None and not text.stopped:
+        started = time.perf_counter()
+        round_ = session.step()
+        stats.add(round_)
+        stats.seconds += time.perf_counter() - started
+        piece, count = text.add(round_.token_ids, last=session.finish_reason is not None)
+        stats.cut(len(round_.token_ids) - count)
+        logprobs = None if round_.logprobs is None else round_.logprobs[:count]
+        finish: FinishReason | None = "stop" if text.stopped else session.finish_reason
+        yield Chunk(piece, round_.token_ids[:count], finish, logprobs)
+
+
+class _TextOut:
+    """Token ids → text that is certain, up to a stop string."""
+
+    def __init__(self, tokenizer: Any, stop: tuple[str, ...]) -> None:
+        self._detokenizer = Detokenizer(tokenizer) if tokenizer is not None else None
+        self._stop = StopStrings(stop)
+        self.stopped = False
+
+    def add(self, tokens: Sequence[int], last: bool) -> tuple[str, int]:
+        """The text now certain, and how many of `tokens` it took to reach a stop string (all without one)."""
+        if self._detokenizer is None:
+            return "", len(tokens)
+        pieces: list[str] = []
+        for count, token in enumerate(tokens, start=1):
+            if self._feed(self._detokenizer.add([token]), pieces):
+                return "".join(pieces), count
+        if last and not self._feed(self._detokenizer.flush(), pieces):
+            pieces.append(self._stop.flush())
+        return "".join(pieces), len(tokens)
+
+    def _feed(self, piece: str, pieces: list[str]) -> bool:
+        released = self._stop.add(piece)
+        pieces.append(released.text)
+        self.stopped = released.stop is not None
+        return self.stopped
