@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -51,7 +51,7 @@ class LanguageModel(Protocol):
 
     def new_cache(self) -> Cache: ...
 
-    def forward(self, tokens: Tensor, cache: Cache, block: Block | None = None, last_only: bool = False) -> Tensor:
+    def forward(self, tokens: Tensor, cache: Any, block: Block | None = None, last_only: bool = False) -> Tensor:
         """Append rows to the cache and return their logits.
 
         Args:
