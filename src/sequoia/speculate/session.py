@@ -147,7 +147,7 @@ class Session:
         return layout_of(self._shape.limit(max(depth, 0)), self._target.device)
 
     def _propose(self, layout: TreeLayout) -> TokenTree:
-        # Where the target is greedy its distribution is one token, and the likeliest children are lossless for any rule.
+        # A greedy target's distribution is one token: then the likeliest children are lossless under every rule.
         draws = Draws.TOP_K if self._params.temperature == 0 else self._verifier.draws
         generator = self._noise.generator(self._rounds, Purpose.DRAFT)
         growth = Growth(layout, self._processors, draws, self._proposer.proposable, generator)
@@ -195,6 +195,6 @@ def _check_prompt(prompt: Sequence[int], target: LanguageModel) -> None:
         )
     if target.context_length is not None and len(prompt) >= target.context_length:
         raise UsageError(
-            f"the prompt has {len(prompt)} tokens and the target's context {target.context_length}, which leaves no room "
-            "for an answer. Shorten the prompt."
+            f"the prompt has {len(prompt)} tokens and the target's context {target.context_length}, which leaves no "
+            "room for an answer. Shorten the prompt."
         )

@@ -29,7 +29,10 @@ class NodeLaw:
 
 
 Rule = Callable[[Tensor, Tensor, Tensor, int], NodeLaw]
-"""(target_probs [nodes, vocab], draft_probs [nodes, vocab], children [nodes, ranks] padded with -1, proposable) → law."""
+"""(target_probs [nodes, vocab], draft_probs [nodes, vocab], children [nodes, ranks], proposable) → law.
+
+Children are token ids in rank order, padded with -1.
+"""
 
 
 @dataclass(frozen=True)
@@ -147,8 +150,8 @@ def recursive_rejection(
 def k_sequential_selection(target_probs: Tensor, draft_probs: Tensor, children: Tensor, proposable: int) -> NodeLaw:
     """SpecTr's selection among k independent draws (Sun et al. 2023, algorithm 3).
 
-    Every draw is accepted with probability min(1, q/(ρp)). Any ρ with 1 − (1 − β)^k ≤ ρβ, where β = Σ min(p, q/ρ), keeps
-    the target's law; the smallest accepts most, and bisection approaches it from above.
+    Every draw is accepted with probability min(1, q/(ρp)). Any ρ with 1 − (1 − β)^k ≤ ρβ, where β = Σ min(p, q/ρ),
+    keeps the target's law; the smallest accepts most, and bisection approaches it from above.
     """
     q, p = _normalised(target_probs), _normalised(draft_probs)
     real = children >= 0
