@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -28,10 +28,10 @@ _PADDING = 512
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model ready to run: in eval mode, without gradients, with its tokenizer if it has one."""
+    """A model ready to run: in eval mode, without gradients, with its tokenizer (None if it has none)."""
 
-    model: PreTrainedModel
-    tokenizer: Any
+    model: PreTrainedModel = field(repr=False)
+    tokenizer: Any = field(repr=False)
     name: str
 
     @property
