@@ -187,12 +187,12 @@ def _checked(loaded: LoadedModel) -> CausalLM:
 
 def _draft(draft: Any, target: CausalLM, dtype: str | torch.dtype, notice: Callable[[str], None] | None) -> Draft:
     if isinstance(draft, str) and draft == "ngram":
-        return NgramDraft(target.vocab_size, target.loaded.token_count)
+        return NgramDraft(target.loaded.token_count)
     if hasattr(draft, "start"):
         own: Draft = draft
         return own
     loaded = load_model(draft, dtype=dtype, device=target.device, notice=notice)
-    return ModelDraft(_checked(loaded), target.vocab_size, shared_token_count(target.loaded, loaded))
+    return ModelDraft(_checked(loaded), shared_token_count(target.loaded, loaded))
 
 
 def _chunks(session: Session, stats: Stats, text: _TextOut) -> Iterator[Chunk]:

@@ -18,13 +18,11 @@ class ModelDraft:
 
     Args:
         model: the draft model.
-        vocab_size: the target's rows; the draft's distributions are widened to it.
         proposable: token ids from here on differ between the models or are padding, and are never proposed.
     """
 
-    def __init__(self, model: LanguageModel, vocab_size: int, proposable: int) -> None:
+    def __init__(self, model: LanguageModel, proposable: int) -> None:
         self.model = model
-        self.vocab_size = vocab_size
         self.proposable = proposable
 
     def start(self) -> ModelProposer:
@@ -39,7 +37,7 @@ class ModelProposer:
         self.context_length = draft.model.context_length
         self.cache = draft.model.new_cache()
         self._model = draft.model
-        self._vocab_size = draft.vocab_size
+        self._support = torch.arange(draft.proposable, device=draft.model.device)
         self._layout_row: dict[int, int] = {}
         self._root = 0
 
@@ -50,11 +48,13 @@ class ModelProposer:
 
         def level_logits(depth: int, tree_tokens: Tensor) -> Tensor:
             if depth == 0:
-                return self._catch_up(tokens)
-            nodes = list(layout.levels[depth])
-            return self._model.forward(tree_tokens[nodes], self.cache, layout.level_block(depth, self._root))
+                logits = self._catch_up(tokens)
+            else:
+                rows = tree_tokens[list(layout.levels[depth])]
+                logits = self._model.forward(rows, self.cache, layout.level_block(depth, self._root))
+            return logits[:, : self.proposable]
 
-        return growth.run(tokens[-1], level_logits, self._vocab_size)
+        return growth.run(tokens[-1], self._support, level_logits)
 
     def keep(self, path: Sequence[int]) -> None:
         """See `Proposer.keep`; a leaf was never passed through the draft and is caught up on next time."""

@@ -6,9 +6,12 @@ drawn and verified exactly like a model's.
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from sequoia.speculate.token_tree import Growth, TokenTree
@@ -20,13 +23,11 @@ class NgramDraft:
     """A draft that copies from the context.
 
     Args:
-        vocab_size: the target's rows.
         proposable: token ids from here on are padding and never proposed.
         longest_suffix: tokens of context looked up, at most.
     """
 
-    def __init__(self, vocab_size: int, proposable: int, longest_suffix: int = _LONGEST_SUFFIX) -> None:
-        self.vocab_size = vocab_size
+    def __init__(self, proposable: int, longest_suffix: int = _LONGEST_SUFFIX) -> None:
         self.proposable = proposable
         self.longest_suffix = longest_suffix
 
@@ -41,52 +42,54 @@ class NgramProposer:
 
     def __init__(self, draft: NgramDraft) -> None:
         self.proposable = draft.proposable
-        self._vocab_size = draft.vocab_size
         self._longest = draft.longest_suffix
-        self._followers: dict[tuple[int, ...], dict[int, int]] = {}  # suffix of 1 … longest tokens → follower counts
-        self._unigrams = torch.zeros(draft.proposable)
+        self._followers: dict[tuple[int, ...], dict[int, int]] = {}  # suffix of 0 … longest tokens → follower counts
+        self._support: list[int] = []  # every token counted, increasing
         self._counted = 0
 
     def propose(self, tokens: Sequence[int], growth: Growth) -> TokenTree:
         """See `Proposer.propose`."""
         self._count(tokens)
         layout, recent = growth.layout, list(tokens[-self._longest :])
+        support = np.array(self._support or [0])
 
         def level_logits(depth: int, tree_tokens: Tensor) -> Tensor:
             values = tree_tokens.tolist()
             paths = [[values[node] for node in layout.shape.paths[inner]] for inner in layout.levels[depth]]
-            return torch.stack([self._probs(recent + path) for path in paths]).log_().to(layout.device)
+            probs = np.stack([self.probs(recent + path, support) for path in paths])
+            return torch.from_numpy(np.log(probs, where=probs > 0, out=np.full_like(probs, -np.inf))).to(layout.device)
 
-        return growth.run(tokens[-1], level_logits, self._vocab_size)
+        return growth.run(tokens[-1], torch.from_numpy(support).to(layout.device), level_logits)
 
     def keep(self, path: Sequence[int]) -> None:
         """Nothing to forget: only emitted tokens are ever counted."""
+
+    def probs(self, context: Sequence[int], support: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Distribution over `support` after `context`.
+
+        Each order passes T/(C + T) of its mass on to the next shorter one, where C counts its followers and T how many
+        of them differ; the shortest, without context, keeps the rest.
+        """
+        probs, left = np.zeros(len(support), dtype=np.float32), 1.0
+        for length in range(min(self._longest, len(context)), -1, -1):
+            counts = self._followers.get(tuple(context[len(context) - length :]))
+            if counts is None:
+                continue
+            total, kinds = sum(counts.values()), len(counts) if length else 0
+            share = left / (total + kinds)
+            columns = np.searchsorted(support, list(counts))
+            probs[columns] += share * np.array(list(counts.values()), dtype=np.float32)
+            left *= kinds / (total + kinds)
+        return probs if probs.any() else np.full_like(probs, 1 / len(probs))
 
     def _count(self, tokens: Sequence[int]) -> None:
         for end in range(self._counted, len(tokens)):
             follower = tokens[end]
             if follower >= self.proposable:
                 continue
-            self._unigrams[follower] += 1
-            for length in range(1, min(self._longest, end) + 1):
+            for length in range(min(self._longest, end) + 1):
                 counts = self._followers.setdefault(tuple(tokens[end - length : end]), {})
+                if length == 0 and follower not in counts:
+                    insort(self._support, follower)
                 counts[follower] = counts.get(follower, 0) + 1
         self._counted = len(tokens)
-
-    def _probs(self, context: list[int]) -> Tensor:
-        """[proposable] distribution after `context`: each order passes T/(C + T) of its mass on to the next shorter
-        one, where C counts its followers and T how many of them differ."""
-        left, found = 1.0, dict[int, float]()
-        for length in range(min(self._longest, len(context)), 0, -1):
-            counts = self._followers.get(tuple(context[-length:]))
-            if counts is None:
-                continue
-            total = sum(counts.values()) + len(counts)
-            for token, count in counts.items():
-                found[token] = found.get(token, 0.0) + left * count / total
-            left *= len(counts) / total
-        seen = self._unigrams.sum()
-        probs = self._unigrams * (left / seen) if seen > 0 else torch.full_like(self._unigrams, left / self.proposable)
-        if found:
-            probs[list(found)] += torch.tensor(list(found.values()))
-        return probs

@@ -42,27 +42,41 @@ class Processors:
             self._seen[token] = True
             self._counts[token] += 1
 
-    def scores(self, logits: Tensor, paths: Sequence[Sequence[int]], model: str = "target") -> Tensor:
+    @property
+    def read_paths(self) -> bool:
+        """Whether a node's own prefix changes its distribution beyond its logits."""
+        return self._repeats or self._counts_output
+
+    def scores(
+        self,
+        logits: Tensor,
+        paths: Sequence[Sequence[int]],
+        candidates: Tensor | None = None,
+        model: str = "target",
+    ) -> Tensor:
         """Logits after bias and penalties.
 
         Args:
-            logits: [rows, vocab].
+            logits: [rows, candidates].
             paths: for each row, the tokens that follow the emitted ones, up to and including the row's own.
+            candidates: [candidates] the token ids that the columns stand for; None for the whole vocabulary.
             model: whose logits these are, for the error.
 
         Returns:
-            [rows, vocab] in 32 bit.
+            [rows, candidates] in 32 bit.
 
         Raises:
             ModelError: a row is no distribution (NaN, +inf, or nothing but -inf).
         """
         scores = logits.float()
         if self._bias is not None:
-            scores = scores + self._bias
-        if self._repeats:
-            scores = self._penalise_repetition(scores, paths)
-        if self._counts_output:
-            scores = self._penalise_output(scores, paths)
+            scores = scores + _columns(self._bias, candidates)
+        if self.read_paths:
+            counts = _path_counts(paths, len(self._seen), scores.device)
+            if self._repeats:
+                scores = self._penalise_repetition(scores, _columns(self._seen | (counts > 0), candidates))
+            if self._counts_output:
+                scores = self._penalise_output(scores, _columns(self._counts + counts, candidates))
         if not torch.isfinite(scores.amax(-1)).all():
             raise ModelError(
                 f"the {model}'s logits are no distribution (NaN, infinite, or every token banned). "
@@ -89,20 +103,25 @@ class Processors:
             probs = scores.softmax(-1)
         return probs
 
-    def _penalise_repetition(self, scores: Tensor, paths: Sequence[Sequence[int]]) -> Tensor:
-        seen = self._seen.expand_as(scores).clone()
-        for row, path in enumerate(paths):
-            seen[row, list(path)] = True
+    def _penalise_repetition(self, scores: Tensor, seen: Tensor) -> Tensor:
         penalty = self.params.repetition_penalty
         return torch.where(seen, torch.where(scores > 0, scores / penalty, scores * penalty), scores)
 
-    def _penalise_output(self, scores: Tensor, paths: Sequence[Sequence[int]]) -> Tensor:
-        counts = self._counts.expand_as(scores).clone()
-        for row, path in enumerate(paths):
-            for token in path:
-                counts[row, token] += 1
-        penalty = self.params.frequency_penalty * counts + self.params.presence_penalty * (counts > 0)
-        return scores - penalty
+    def _penalise_output(self, scores: Tensor, counts: Tensor) -> Tensor:
+        return scores - self.params.frequency_penalty * counts - self.params.presence_penalty * (counts > 0)
+
+
+def _columns(values: Tensor, candidates: Tensor | None) -> Tensor:
+    """[..., vocab] → [..., candidates]"""
+    return values if candidates is None else values[..., candidates]
+
+
+def _path_counts(paths: Sequence[Sequence[int]], vocab_size: int, device: torch.device) -> Tensor:
+    """[rows, vocab] occurrences of each token in each row's path."""
+    counts = torch.zeros(len(paths), vocab_size, device=device)
+    rows = torch.tensor([row for row, path in enumerate(paths) for _ in path], dtype=torch.long, device=device)
+    tokens = torch.tensor([token for path in paths for token in path], dtype=torch.long, device=device)
+    return counts.index_put_((rows, tokens), torch.ones((), device=device), accumulate=True)
 
 
 def _nucleus(scores: Tensor, mass: float) -> Tensor:

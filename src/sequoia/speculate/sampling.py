@@ -7,6 +7,7 @@ requests, rounds, and the draft and the verifier never share a number.
 from __future__ import annotations
 
 import secrets
+from dataclasses import dataclass
 from enum import Enum
 
 import numpy as np
@@ -49,20 +50,60 @@ def uniform(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     return torch.rand(shape, generator=generator, dtype=torch.float64, device=generator.device)
 
 
-def draw_without_replacement(probs: Tensor, count: int, proposable: int, generator: torch.Generator) -> Tensor:
+@dataclass(frozen=True)
+class Candidates:
+    """The tokens that one level's children are drawn from."""
+
+    tokens: Tensor  # [candidates] token ids, increasing
+    scores: Tensor  # [rows, candidates] processed logits, which rank the tokens for top-k
+    probs: Tensor  # [rows, candidates] draft distributions
+    proposable: int  # token ids from here on are never drawn
+
+    def everything(self) -> Candidates:
+        """The same with a column for every proposable token."""
+        if len(self.tokens) == self.proposable:
+            return self
+        scores = self.scores.new_full((len(self.scores), self.proposable), -torch.inf)
+        return Candidates(
+            torch.arange(self.proposable, device=self.tokens.device),
+            scores.index_copy_(1, self.tokens, self.scores),
+            torch.zeros_like(scores).index_copy_(1, self.tokens, self.probs),
+            self.proposable,
+        )
+
+
+def draw_children(draws: Draws, candidates: Candidates, count: int, generator: torch.Generator) -> Tensor:
+    """[rows, count] token ids of each row's children.
+
+    Args:
+        count: children per row, at most the proposable tokens where they must differ.
+    """
+    if draws is Draws.WITH_REPLACEMENT:
+        columns = draw_with_replacement(candidates.probs, count, generator)
+    elif draws is Draws.TOP_K:
+        if count > len(candidates.tokens):
+            candidates = candidates.everything()
+        columns = candidates.scores.topk(count, dim=-1).indices
+    else:
+        if len(candidates.tokens) < candidates.proposable and bool(((candidates.probs > 0).sum(-1) < count).any()):
+            candidates = candidates.everything()
+        columns = draw_without_replacement(candidates.probs, count, generator)
+    return candidates.tokens[columns]
+
+
+def draw_without_replacement(probs: Tensor, count: int, generator: torch.Generator) -> Tensor:
     """Successive draws without replacement by an exponential race; past the support, uniform over the rest.
 
     Args:
-        probs: [rows, vocab].
-        count: draws per row, at most `proposable`.
-        proposable: tokens from this id on are never drawn.
+        probs: [rows, candidates].
+        count: draws per row, at most the number of candidates.
 
     Returns:
-        [rows, count] distinct tokens, in the order drawn.
+        [rows, count] distinct columns, in the order drawn.
     """
-    exponentials = uniform(tuple(probs.shape), generator).neg_().log1p_().neg_()
-    arrivals = exponentials.div_(probs.double().clamp_(min=_NO_SUPPORT))
-    return arrivals[:, :proposable].topk(count, dim=-1, largest=False).indices
+    arrivals = uniform(tuple(probs.shape), generator).neg_().log1p_().neg_()  # exponential, of rate 1
+    arrivals /= probs.double().clamp_(min=_NO_SUPPORT)
+    return arrivals.topk(count, dim=-1, largest=False).indices
 
 
 def draw_with_replacement(probs: Tensor, count: int, generator: torch.Generator) -> Tensor:
@@ -84,19 +125,3 @@ def invert(weights: Tensor, coins: Tensor) -> Tensor:
     total = cumulative[:, -1:].contiguous()
     last = torch.searchsorted(cumulative, total)  # where rounding up to the total would step past the support
     return torch.minimum(torch.searchsorted(cumulative, coins * total, right=True), last)
-
-
-def draw_children(
-    draws: Draws, scores: Tensor, probs: Tensor, count: int, proposable: int, generator: torch.Generator
-) -> Tensor:
-    """[rows, count] children of each row's node; by rank where the target is greedy or the rule allows it.
-
-    Args:
-        scores: [rows, vocab] processed logits, which rank the tokens for top-k.
-        probs: [rows, vocab] draft distributions.
-    """
-    if draws is Draws.TOP_K:
-        return scores[:, :proposable].topk(count, dim=-1).indices
-    if draws is Draws.WITH_REPLACEMENT:
-        return draw_with_replacement(probs, count, generator)
-    return draw_without_replacement(probs, count, proposable, generator)

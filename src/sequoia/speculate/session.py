@@ -75,7 +75,7 @@ class TargetRows:
     def logprobs(self, node: int, token: int, count: int) -> TokenLogprobs:
         """Of `token` after `node`, with the `count` most probable alternatives."""
         logs = self._logits[node].double().log_softmax(-1)
-        top = logs.topk(count)
+        top = logs.topk(min(count, len(logs)))
         return TokenLogprobs(
             token, logs[token].item(), tuple(zip(top.indices.tolist(), top.values.tolist(), strict=True))
         )
@@ -152,7 +152,7 @@ class Session:
         generator = self._noise.generator(self._rounds, Purpose.DRAFT)
         growth = Growth(layout, self._processors, draws, self._proposer.proposable, generator)
         if layout.shape.size == 1:
-            return growth.root_only(self.tokens[-1], self._target.vocab_size)
+            return growth.root_only(self.tokens[-1])
         return self._proposer.propose(self.tokens, growth)
 
     def _cut(self, emitted: list[int]) -> list[int]:

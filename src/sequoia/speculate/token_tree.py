@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sequoia.model.language_model import Block
 from sequoia.speculate.processors import Processors
-from sequoia.speculate.sampling import Draws, draw_children
+from sequoia.speculate.sampling import Candidates, Draws, draw_children
 from sequoia.tree.shape import TreeShape
 
 
@@ -56,12 +56,23 @@ class TokenTree:
 
     layout: TreeLayout
     tokens: Tensor  # [size] token ids; the root's first
-    draft_probs: Tensor  # [inner nodes, vocab]
+    support: Tensor  # [candidates] token ids, increasing: the only ones that the draft gives any probability
+    support_probs: Tensor  # [inner nodes, candidates]
     proposable: int  # ids from here on are never proposed
 
     @property
     def shape(self) -> TreeShape:
         return self.layout.shape
+
+    def draft_probs(self, nodes: Sequence[int], vocab_size: int) -> Tensor:
+        """[nodes, vocab] distributions of the children of inner nodes, in 64 bit; zeros at leaves."""
+        rows = [self.layout.row.get(node, -1) for node in nodes]
+        probs = self.support_probs[rows] if self.layout.inner else self.support_probs.new_zeros(len(rows), 0)
+        probs = probs.double()
+        probs[[row < 0 for row in rows]] = 0.0
+        if len(self.support) == vocab_size:
+            return probs
+        return probs.new_zeros(len(rows), vocab_size).index_copy_(1, self.support, probs)
 
 
 @dataclass(frozen=True)
@@ -74,48 +85,39 @@ class Growth:
     proposable: int
     generator: torch.Generator
 
-    def root_only(self, root: int, vocab_size: int) -> TokenTree:
+    def root_only(self, root: int) -> TokenTree:
         """A tree that proposes nothing: the round decodes one token."""
         device = self.layout.device
+        nothing = torch.zeros(0, dtype=torch.long, device=device)
         return TokenTree(
-            self.layout, torch.tensor([root], device=device), torch.zeros(0, vocab_size, device=device), self.proposable
+            self.layout, torch.tensor([root], device=device), nothing, torch.zeros(0, 0, device=device), self.proposable
         )
 
-    def run(self, root: int, level_logits: Callable[[int, Tensor], Tensor], vocab_size: int) -> TokenTree:
+    def run(self, root: int, support: Tensor, level_logits: Callable[[int, Tensor], Tensor]) -> TokenTree:
         """Draw the children level by level.
 
         Args:
             root: the last emitted token.
-            level_logits: (depth, tokens [size]) → [nodes, proposable or more] logits of `layout.levels[depth]`.
-            vocab_size: the target's; the draft's distributions are widened to it with zeros.
+            support: [candidates] increasing token ids below `proposable`; all others have no draft probability.
+            level_logits: (depth, tokens [size]) → [nodes, candidates] logits at `layout.levels[depth]`.
         """
-        shape, device = self.layout.shape, self.layout.device
-        tokens = torch.full((shape.size,), root, dtype=torch.long, device=device)
-        draft_probs = torch.zeros(len(self.layout.inner), vocab_size, device=device)
+        tokens = torch.full((self.layout.shape.size,), root, dtype=torch.long, device=self.layout.device)
+        levels = []
         for depth, nodes in enumerate(self.layout.levels):
-            logits = level_logits(depth, tokens)[:, : self.proposable]
             paths = self._paths(nodes, tokens)
-            scores = self.processors.scores(_widened(logits, vocab_size), paths, model="draft")
+            scores = self.processors.scores(level_logits(depth, tokens), paths, support, model="draft")
             probs = self.processors.probs(scores)
-            rows = slice(self.layout.row[nodes[0]], self.layout.row[nodes[0]] + len(nodes))
-            draft_probs[rows] = probs
-            self._place_children(nodes, tokens, scores, probs)
-        return TokenTree(self.layout, tokens, draft_probs, self.proposable)
+            self._place_children(nodes, tokens, Candidates(support, scores, probs, self.proposable))
+            levels.append(probs)
+        return TokenTree(self.layout, tokens, support, torch.cat(levels), self.proposable)
 
     def _paths(self, nodes: tuple[int, ...], tokens: Tensor) -> list[list[int]]:
-        values = tokens.tolist()
+        values = tokens.tolist() if self.processors.read_paths else [0] * len(tokens)
         return [[values[node] for node in self.layout.shape.paths[inner]] for inner in nodes]
 
-    def _place_children(self, nodes: tuple[int, ...], tokens: Tensor, scores: Tensor, probs: Tensor) -> None:
+    def _place_children(self, nodes: tuple[int, ...], tokens: Tensor, candidates: Candidates) -> None:
         children = [self.layout.shape.children(node) for node in nodes]
-        width = max(len(siblings) for siblings in children)
-        drawn = draw_children(self.draws, scores, probs, width, self.proposable, self.generator)
+        drawn = draw_children(self.draws, candidates, max(map(len, children)), self.generator)
         rows = [row for row, siblings in enumerate(children) for _ in siblings]
         ranks = [rank for siblings in children for rank in range(len(siblings))]
         tokens[[child for siblings in children for child in siblings]] = drawn[rows, ranks]
-
-
-def _widened(logits: Tensor, vocab_size: int) -> Tensor:
-    """[rows, proposable] → [rows, vocab]; what cannot be proposed has no probability."""
-    missing = vocab_size - logits.shape[1]
-    return torch.nn.functional.pad(logits, (0, missing), value=-torch.inf) if missing else logits

@@ -104,8 +104,7 @@ def _node_law(
         return NodeLaw(target.new_zeros(len(nodes), 0), target)
     padded = torch.tensor([[*siblings, *[-1] * (width - len(siblings))] for siblings in children], device=target.device)
     tokens = torch.where(padded < 0, -1, tree.tokens[padded])
-    rows = [tree.layout.row.get(node, 0) for node in nodes]  # a leaf's row is read and not used
-    return rule(target.double(), tree.draft_probs[rows].double(), tokens, tree.proposable)
+    return rule(target.double(), tree.draft_probs(nodes, target.shape[1]), tokens, tree.proposable)
 
 
 def _first_accepted(accept: Tensor, coins: Tensor) -> Tensor:
