@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor
 
@@ -12,52 +15,88 @@ from sequoia.model.language_model import Block
 # A root with two children; the first has two, of which the second goes on. Stored out of level order on purpose.
 _PATHS = ((0,), (0, 1), (0, 1, 2), (0, 1, 3), (0, 1, 3, 4), (0, 5), (0, 5, 6))  # of node i, itself included
 _LEAVES = (_PATHS[2], _PATHS[4], _PATHS[6])
-_LONGEST_WINDOW = 128  # a window up to this width is crossed by the probe's prefix
+_PREFIX = 5
+_AFTER = 3  # tokens run after a path was kept: one alone, then the others
+_WINDOW = 3  # sliding windows are narrowed to this for the probe, so that the prefix and the longest path cross them
+_SMALLEST_CONTEXT = 1 + len(_LEAVES[1]) + _AFTER
 
 
 @torch.inference_mode()
 def probe(model: CausalLM) -> None:
-    """Check one small tree, then one step after keeping a path, against the model's own run without a cache.
+    """Check one small tree, then a few steps after keeping a path, against the model's own run without a cache.
 
     Raises:
         ModelError: the logits differ by more than rounding, or the model's forward fails.
     """
+    name, context = model.loaded.name, model.context_length
+    if context is not None and context < _SMALLEST_CONTEXT:
+        raise ModelError(
+            f"{name} has a context of {context} tokens; Sequoia needs {_SMALLEST_CONTEXT}. Choose another model."
+        )
     try:
-        error = _largest_error(model)
-    except ModelError:
-        raise
+        with _narrow_window(model):
+            error = _typical_error(model)
     except Exception as failure:
-        raise ModelError(f"{model.loaded.name} cannot run with a tree mask and our cache: {failure}") from failure
+        reason = " ".join(str(failure).split())[:200] or type(failure).__name__
+        raise ModelError(
+            f"{name} cannot run with a tree mask and our cache: {_weakness(model)} ({reason}). Choose another model."
+        ) from failure
     tolerance = 1e-4 if model.loaded.dtype == torch.float32 else 0.1
     if not error <= tolerance:
         raise ModelError(
-            f"{model.loaded.name} gives other logits in a token tree than in a linear run (relative error {error:.2g}, "
-            f"rounding explains {tolerance:g}): its positions or its cache cannot follow a tree. Choose another model."
+            f"{name} gives other logits in a token tree than in a linear run (relative error {error:.2g}, rounding "
+            f"explains {tolerance:g}): {_weakness(model)}. Choose another model."
         )
 
 
-def _largest_error(model: CausalLM) -> float:
-    window = model.window or 0
-    length = 5 + (window if window <= _LONGEST_WINDOW else 0)
-    length = min(length, (model.context_length or length + 8) - 8)
-    ids = torch.randint(0, model.vocab_size, (length + len(_PATHS) + 1,), generator=torch.Generator().manual_seed(0))
-    ids = ids.to(model.device)
-    prefix, nodes, after = ids[:length], ids[length:-1], ids[-1:]
+def _weakness(model: CausalLM) -> str:
+    if not model.takes_positions:
+        return "it takes no position ids, so no token can be told its depth in the tree"
+    if getattr(model.loaded.model.config.get_text_config(), "alibi", False):
+        return "its ALiBi biases follow the order in the cache, not the depth in the tree"
+    return "its positions, masks or cache cannot follow a tree"
+
+
+@contextmanager
+def _narrow_window(model: CausalLM) -> Iterator[None]:
+    """Models and `CausalLM` alike read the window from the config at each forward."""
+    window = model.window
+    if window is None or window <= _WINDOW:
+        yield
+        return
+    config = model.loaded.model.config.get_text_config()
+    config.sliding_window = _WINDOW
+    try:
+        yield
+    finally:
+        config.sliding_window = window
+
+
+def _typical_error(model: CausalLM) -> float:
+    """The largest error of the tree's nodes and of the steps after it; in 16 bit the larger of the two medians."""
+    context = model.context_length or _PREFIX + _SMALLEST_CONTEXT
+    length = min(_PREFIX, 1 + context - _SMALLEST_CONTEXT)
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, model.vocab_size, (length + len(_PATHS) + _AFTER,), generator=generator).to(model.device)
+    prefix, nodes, after = ids[:length], ids[length:-_AFTER], ids[-_AFTER:]
 
     cache = model.new_cache()
     model.forward(prefix, cache, last_only=True)
     tree = model.forward(nodes, cache, _block(length, model.device))
-    errors = []
+    in_tree = []
     for path in _LEAVES:
         linear = _linear(model, torch.cat([prefix, nodes[list(path)]]))
-        errors += [_error(tree[node], linear[length + depth]) for depth, node in enumerate(path)]
+        in_tree += [_error(tree[node], linear[length + depth]) for depth, node in enumerate(path)]
 
     path = _LEAVES[1]
     cache.keep(length, [length + node for node in path])
-    step = model.forward(after, cache)[-1]
-    errors.append(_error(step, _linear(model, torch.cat([prefix, nodes[list(path)], after]))[-1]))
-    # In 16 bit a router's near tie can send one row elsewhere; a wrong mask or position moves most of them.
-    return max(errors) if model.loaded.dtype == torch.float32 else sorted(errors)[len(errors) // 2]
+    steps = torch.cat([model.forward(after[:1], cache), model.forward(after[1:], cache)])
+    linear = _linear(model, torch.cat([prefix, nodes[list(path)], after]))
+    later = [_error(found, expected) for found, expected in zip(steps, linear[-_AFTER:], strict=True)]
+    if model.loaded.dtype == torch.float32:
+        return max(in_tree + later)
+    # A router's near tie can send one row elsewhere; a wrong mask, position or slot moves most of them.
+    return max(sorted(errors)[len(errors) // 2] for errors in (in_tree, later))
 
 
 def _block(length: int, device: torch.device) -> Block:
