@@ -1,0 +1,181 @@
+"""`sequoia generate`: check, load, stream, close."""
+
+from __future__ import annotations
+
+import sys
+import time
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from sequoia.app import options
+from sequoia.app.failure import INTERRUPTED
+from sequoia.app.output import note, write_answer
+from sequoia.app.rates import rates_for
+from sequoia.app.report import Answer, closing_line, heading, print_json, print_stats
+from sequoia.app.waiting import waiting
+from sequoia.errors import UsageError
+from sequoia.params import SamplingParams
+
+if TYPE_CHECKING:
+    from sequoia.engine import Engine
+    from sequoia.tree.shape import TreeShape
+
+
+def generate(
+    prompt: options.Prompt,
+    system: options.System = None,
+    raw: options.Raw = False,
+    target: options.Target = None,
+    draft: options.Draft = "ngram",
+    dtype: options.Dtype = "auto",
+    device: options.Device = "auto",
+    tree: options.Tree = "optimal:16x4",
+    profile: options.Profile = None,
+    verifier: options.Verifier = "sequoia",
+    temperature: options.Temperature = 0.0,
+    top_p: options.TopP = SamplingParams.top_p,
+    top_k: options.TopK = SamplingParams.top_k,
+    min_p: options.MinP = SamplingParams.min_p,
+    repetition_penalty: options.RepetitionPenalty = SamplingParams.repetition_penalty,
+    presence_penalty: options.PresencePenalty = SamplingParams.presence_penalty,
+    frequency_penalty: options.FrequencyPenalty = SamplingParams.frequency_penalty,
+    logit_bias: options.LogitBias = None,
+    seed: options.Seed = None,
+    max_tokens: options.MaxTokens = SamplingParams.max_tokens,
+    stop: options.Stop = None,
+    ignore_eos: options.IgnoreEos = False,
+    stats: options.ShowStats = False,
+    as_json: options.AsJson = False,
+    logprobs: options.Logprobs = None,
+    debug: options.Debug = False,
+) -> None:
+    """Answer a prompt: the answer streams to stdout, everything else goes to stderr."""
+    params = SamplingParams(
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        logit_bias=_logit_bias(logit_bias or []),
+        seed=seed,
+        stop=tuple(stop or ()),
+        ignore_eos=ignore_eos,
+        logprobs=logprobs,
+    )
+    _require_sense(system, raw, as_json, logprobs)
+    shape = _shape(tree, profile, draft)
+    text = _prompt_text(prompt, raw)
+    with waiting("loading the model") as tell:
+        from sequoia.engine import load
+
+        engine = load(target, draft, shape, verifier, dtype, device, notice=tell)
+    token_ids = _encoded(engine, text, system, raw)
+    note(heading(engine), "dim")
+    answer = _answer(engine, token_ids, params, show=not as_json)
+    if as_json:
+        print_json(answer, engine, len(token_ids))
+    if stats:
+        print_stats(answer, engine.stats)
+    note(closing_line(answer, engine), "dim")
+    if answer.finish_reason == "interrupted":
+        raise typer.Exit(INTERRUPTED)
+
+
+def _logit_bias(entries: list[str]) -> dict[int, float]:
+    bias: dict[int, float] = {}
+    for entry in entries:
+        token, _, amount = entry.partition("=")
+        try:
+            index, value = int(token), float(amount)
+        except ValueError:
+            raise UsageError(f"--logit-bias is ID=AMOUNT, such as 198=-2.5, not {entry!r}.") from None
+        if index in bias:
+            raise UsageError(f"--logit-bias names token {index} twice. Give one amount for it.")
+        bias[index] = value
+    return bias
+
+
+def _require_sense(system: str | None, raw: bool, as_json: bool, logprobs: int | None) -> None:
+    """Refuse options that would have no effect."""
+    if system is not None and raw:
+        raise UsageError("--system needs the chat template, which --raw leaves out. Give one of the two.")
+    if logprobs is not None and not as_json:
+        raise UsageError("--logprobs is printed by --json only. Add --json.")
+    if system is not None:
+        _require_utf8("--system", system)
+
+
+def _shape(tree: str, profile: Path | None, draft: str) -> TreeShape:
+    from sequoia.tree.specs import parse_tree
+
+    if profile is not None and not tree.startswith("optimal:"):
+        raise UsageError(f"--profile plans optimal trees, and --tree is {tree!r}. Use --tree optimal:SIZExDEPTH.")
+    return parse_tree(tree, rates_for(profile, draft))
+
+
+def _prompt_text(prompt: str, raw: bool) -> str:
+    text = _stdin() if prompt == "-" else prompt
+    if not (text if raw else text.strip()):
+        source = "stdin" if prompt == "-" else "the argument"
+        raise UsageError(f"the prompt is empty: {source} holds no text. Give some.")
+    _require_utf8("the prompt", text)
+    # A chat message does not end with the newline that `echo` adds.
+    return text if raw else text.rstrip("\r\n")
+
+
+def _stdin() -> str:
+    if sys.stdin is None:
+        raise UsageError("the prompt - is read from stdin, which is closed. Pipe some text in.")
+    try:
+        return sys.stdin.buffer.read().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"stdin is not UTF-8 text (byte {error.start}). Convert it first.") from error
+
+
+def _require_utf8(name: str, text: str) -> None:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise UsageError(f"{name} is not UTF-8 text (character {error.start}). Convert it first.") from error
+
+
+def _encoded(engine: Engine, text: str, system: str | None, raw: bool) -> list[int]:
+    """The prompt's token ids, as a chat message where the model was made for chat."""
+    from sequoia.text import encode_prompt
+
+    if not raw and getattr(engine.tokenizer, "chat_template", None) is None:
+        name = engine.target.loaded.name
+        if system is not None:
+            raise UsageError(f"--system needs a chat template, and {name} has none. Put it into the prompt.")
+        note(f"{name} has no chat template: the prompt is continued as it is, as with --raw.")
+        raw = True
+    system_message = [] if system is None else [{"role": "system", "content": system}]
+    message = {"role": "user", "content": text}
+    return encode_prompt(engine.tokenizer, text if raw else [*system_message, message], engine.target.vocab_size)
+
+
+def _answer(engine: Engine, token_ids: list[int], params: SamplingParams, show: bool) -> Answer:
+    """Generate, up to the end or Ctrl-C."""
+    answer = Answer(with_logprobs=params.logprobs is not None)
+    started = time.perf_counter()
+    try:
+        chunks = engine.stream(token_ids, params)
+        with waiting("reading the prompt"):
+            first = next(chunks)
+        answer.first_token_seconds = time.perf_counter() - started
+        for chunk in chain([first], chunks):
+            answer.add(chunk)
+            if show:
+                write_answer(chunk.text)
+    except KeyboardInterrupt:
+        answer.finish_reason = "interrupted"
+    finally:
+        if show and answer.token_ids:
+            write_answer("\n")
+    return answer

@@ -1,0 +1,127 @@
+"""The options of the commands, with their help."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sequoia.app.failure import Run
+
+# As in `sequoia.tree.specs`, which takes NumPy to import; a test compares them.
+TREE_FORMS = "off, chain:4, chains:16x8, beam:4x6, kary:2x4, optimal:64x8 or a shape file"
+
+TREE_PANEL = "Tree"
+_MODELS, _SAMPLING, _LENGTH, _OUTPUT = "Models", "Sampling", "Length", "Output"
+
+
+def _note_debug(context: typer.Context, debug: bool) -> bool:
+    run = context.find_root().obj
+    if isinstance(run, Run):
+        run.debug = run.debug or debug
+    return debug
+
+
+Prompt = Annotated[str, typer.Argument(help="What to answer; - reads it from stdin.", show_default=False)]
+
+Target = Annotated[
+    str | None,
+    typer.Option(
+        help="The model to answer: a folder, a .gguf file or a hub name.",
+        show_default="SmolLM2-135M-Instruct",
+        metavar="MODEL",
+        rich_help_panel=_MODELS,
+    ),
+]
+Draft = Annotated[
+    str,
+    typer.Option(
+        help="What proposes tokens: ngram, or a smaller model of the same vocabulary.",
+        metavar="ngram|MODEL",
+        rich_help_panel=_MODELS,
+    ),
+]
+Dtype = Annotated[
+    str, typer.Option(help="Number format: auto, bf16, fp16 or fp32.", metavar="NAME", rich_help_panel=_MODELS)
+]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.", metavar="NAME", rich_help_panel=_MODELS)]
+
+Tree = Annotated[str, typer.Option(help=f"{TREE_FORMS}.", metavar="TREE", rich_help_panel=TREE_PANEL)]
+Profile = Annotated[
+    Path | None,
+    typer.Option(
+        help="Acceptance rates to plan optimal trees with.",
+        show_default="rates shipped for the kind of draft",
+        metavar="FILE",
+        rich_help_panel=TREE_PANEL,
+    ),
+]
+Verifier = Annotated[
+    str,
+    typer.Option(
+        help="How tokens are accepted: sequoia, specinfer, spectr or sampler_match; all are lossless.",
+        metavar="NAME",
+        rich_help_panel=TREE_PANEL,
+    ),
+]
+
+Temperature = Annotated[
+    float, typer.Option(help="0 always takes the most probable token; 1 samples as trained.", rich_help_panel=_SAMPLING)
+]
+TopP = Annotated[
+    float, typer.Option(help="Keep the most probable tokens that have this mass.", rich_help_panel=_SAMPLING)
+]
+TopK = Annotated[int | None, typer.Option(help="Keep this many of the most probable.", rich_help_panel=_SAMPLING)]
+MinP = Annotated[
+    float,
+    typer.Option(help="Keep tokens at least this times as probable as the best.", rich_help_panel=_SAMPLING),
+]
+RepetitionPenalty = Annotated[
+    float, typer.Option(help="Above 1: against tokens in prompt or answer.", rich_help_panel=_SAMPLING)
+]
+PresencePenalty = Annotated[
+    float, typer.Option(help="Above 0: against tokens in the answer.", rich_help_panel=_SAMPLING)
+]
+FrequencyPenalty = Annotated[float, typer.Option(help="The same, once per occurrence.", rich_help_panel=_SAMPLING)]
+LogitBias = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Add to a token's logit; -inf bans it. Repeatable.", metavar="ID=AMOUNT", rich_help_panel=_SAMPLING
+    ),
+]
+Seed = Annotated[
+    int | None, typer.Option(help="Repeat a run exactly; without it each run differs.", rich_help_panel=_SAMPLING)
+]
+
+MaxTokens = Annotated[int, typer.Option(help="Most tokens to generate.", rich_help_panel=_LENGTH)]
+Stop = Annotated[
+    list[str] | None, typer.Option(help="End before this text. Repeatable.", metavar="TEXT", rich_help_panel=_LENGTH)
+]
+IgnoreEos = Annotated[
+    bool, typer.Option("--ignore-eos", help="Go on past the end-of-text token.", rich_help_panel=_LENGTH)
+]
+
+System = Annotated[str | None, typer.Option(help="A system message before the prompt.", metavar="TEXT")]
+Raw = Annotated[bool, typer.Option("--raw", help="Continue the prompt as it is, without the chat template.")]
+
+Logprobs = Annotated[
+    int | None,
+    typer.Option(
+        help="With --json: log-probabilities of the tokens, and of this many alternatives to each.",
+        metavar="COUNT",
+        rich_help_panel=_OUTPUT,
+    ),
+]
+ShowStats = Annotated[bool, typer.Option("--stats", help="Print what happened in the rounds.", rich_help_panel=_OUTPUT)]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.", rich_help_panel=_OUTPUT)]
+Out = Annotated[
+    Path | None,
+    typer.Option(help="Write the shape to a file that --tree reads.", metavar="FILE", rich_help_panel=_OUTPUT),
+]
+Debug = Annotated[
+    bool,
+    typer.Option(
+        "--debug", help="Print tracebacks of errors.", is_eager=True, callback=_note_debug, rich_help_panel=_OUTPUT
+    ),
+]

@@ -1,0 +1,199 @@
+"""What a generation tells besides its text: a heading, a closing line, a table, a JSON object."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from sequoia.app.output import console, write_answer
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from sequoia.engine import Chunk, Engine
+    from sequoia.speculate.session import TokenLogprobs
+    from sequoia.speculate.stats import Stats
+    from sequoia.tree.shape import TreeShape
+
+_DTYPES = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp32"}
+_GAP = " " * 6
+_COLUMNS_WITHOUT_RANKS = 26  # of the acceptance table
+_RANK_COLUMNS = 10
+
+
+@dataclass
+class Answer:
+    """Chunks joined as they come; an interrupted answer is as good as a whole one."""
+
+    with_logprobs: bool = False
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish_reason: str = ""
+    first_token_seconds: float | None = None
+
+    def add(self, chunk: Chunk) -> None:
+        self.text += chunk.text
+        self.token_ids += chunk.token_ids
+        self.logprobs += chunk.logprobs or ()
+        self.finish_reason = chunk.finish_reason or ""
+
+
+def heading(engine: Engine) -> str:
+    """What runs: target, draft and tree, on one line where there is room for it."""
+    parts = [f"target {engine.target.loaded.name} · {_dtype(engine)} · {_device(engine)}"]
+    parts.append(f"draft {_draft_name(engine)}")
+    parts.append(_tree(engine.shape))
+    if engine.verifier.name != "sequoia":
+        parts.append(f"verifier {engine.verifier.name}")
+    line = _GAP.join(parts)
+    return line if not sys.stderr.isatty() or len(line) <= console().width else "\n".join(parts)
+
+
+def closing_line(answer: Answer, engine: Engine) -> str:
+    """What it took: tokens, speed, tokens per round and tree; on a terminal set off from the answer."""
+    stats = engine.stats
+    parts = [
+        f"{_count(stats.emitted_tokens, 'token')} in {stats.seconds:.1f} s",
+        f"{stats.tokens_per_second:.3g} tokens/s",
+        f"{stats.mean_accepted_length:.2f} tokens per round",
+        _tree(engine.shape),
+        f"finish: {answer.finish_reason}",
+    ]
+    return ("\n" if sys.stderr.isatty() else "") + " · ".join(parts)
+
+
+def print_json(answer: Answer, engine: Engine, prompt_tokens: int) -> None:
+    """One JSON object on stdout."""
+    record = {
+        "text": answer.text,
+        "token_ids": answer.token_ids,
+        "finish_reason": answer.finish_reason,
+        "logprobs": [_logprobs(entry) for entry in answer.logprobs] if answer.with_logprobs else None,
+        "prompt_tokens": prompt_tokens,
+        "target": engine.target.loaded.name,
+        "draft": _draft_name(engine),
+        "dtype": _dtype(engine),
+        "device": str(engine.target.device),
+        "verifier": engine.verifier.name,
+        "tree": {"size": engine.shape.size, "depth": engine.shape.depth},
+        "stats": _stats(engine.stats),
+    }
+    write_answer(json.dumps(record, allow_nan=False) + "\n")
+
+
+def print_stats(answer: Answer, stats: Stats) -> None:
+    """Tables for people, on stderr."""
+    screen = console()
+    screen.print(_counts(answer, stats))
+    if stats.visits:
+        screen.print(_acceptance(stats, ranks=_ranks_that_fit(stats, screen.width)))
+
+
+def _stats(stats: Stats) -> dict[str, Any]:
+    return {
+        "rounds": stats.rounds,
+        "emitted_tokens": stats.emitted_tokens,
+        "drafted_tokens": stats.drafted_tokens,
+        "accepted_tokens": stats.accepted_tokens,
+        "cut_tokens": stats.cut_tokens,
+        "mean_accepted_length": stats.mean_accepted_length,
+        "seconds": stats.seconds,
+        "prefill_seconds": stats.prefill_seconds,
+        "tokens_per_second": stats.tokens_per_second,
+        "visits": stats.visits,
+        "accepted": stats.accepted,
+    }
+
+
+def _logprobs(entry: TokenLogprobs) -> dict[str, Any]:
+    top = [{"token": token, "logprob": _finite(logprob)} for token, logprob in entry.top]
+    return {"token": entry.token, "logprob": _finite(entry.logprob), "top": top}
+
+
+def _finite(number: float) -> float | None:
+    """JSON has no infinity: a token of probability 0 gets null."""
+    return number if math.isfinite(number) else None
+
+
+def _counts(answer: Answer, stats: Stats) -> Table:
+    from rich.table import Table
+
+    rows = [
+        ("rounds", f"{stats.rounds:,}"),
+        ("tokens emitted", f"{stats.emitted_tokens:,}"),
+        ("drafted", f"{stats.drafted_tokens:,}"),
+        ("accepted", f"{stats.accepted_tokens:,}"),
+        ("cut at the end", f"{stats.cut_tokens:,}"),
+        ("prefill", _seconds(stats.prefill_seconds)),
+        ("first token after", _seconds(answer.first_token_seconds)),
+        ("per round", f"{1000 * stats.seconds / stats.rounds:.1f} ms" if stats.rounds else "–"),
+    ]
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column()
+    table.add_column(justify="right")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _acceptance(stats: Stats, ranks: int) -> Table:
+    """By depth: visits, and the share of them that each rank's child was accepted in."""
+    from rich.table import Table
+
+    most = max(map(len, stats.accepted))
+    table = Table(box=None, padding=(0, 2, 0, 0), title="accepted by depth and rank", title_justify="left")
+    for heading_ in ("depth", "visits", *(f"rank {rank}" for rank in range(ranks))):
+        table.add_column(heading_, justify="right", no_wrap=True)
+    if ranks < most:
+        table.add_column("others", justify="right", no_wrap=True)
+    table.add_column("none", justify="right", no_wrap=True)
+    for depth, (visits, accepted) in enumerate(zip(stats.visits, stats.accepted, strict=True)):
+        counts = [*accepted, *[0] * (most - len(accepted))]
+        shown = [*counts[:ranks], *([sum(counts[ranks:])] if ranks < most else []), visits - sum(accepted)]
+        table.add_row(str(depth), f"{visits:,}", *(f"{count / visits:.3f}" for count in shown))
+    return table
+
+
+def _ranks_that_fit(stats: Stats, width: int) -> int:
+    most = max(map(len, stats.accepted))
+    room = (width - _COLUMNS_WITHOUT_RANKS) // _RANK_COLUMNS
+    return max(1, min(most, room))
+
+
+def _tree(shape: TreeShape) -> str:
+    return "tree off" if shape.size == 1 else f"tree {shape.size} nodes, depth {shape.depth}"
+
+
+def _dtype(engine: Engine) -> str:
+    name = str(engine.target.loaded.dtype)
+    return _DTYPES.get(name, name.removeprefix("torch."))
+
+
+def _device(engine: Engine) -> str:
+    import torch
+
+    device = engine.target.device
+    if device.type == "cuda":
+        return f"{device}, {torch.cuda.get_device_name(device)}"
+    return f"cpu, {_count(torch.get_num_threads(), 'thread')}" if device.type == "cpu" else str(device)
+
+
+def _draft_name(engine: Engine) -> str:
+    from sequoia.draft.ngram_draft import NgramDraft
+
+    if isinstance(engine.draft, NgramDraft):
+        return "n-gram"
+    loaded = getattr(getattr(engine.draft, "model", None), "loaded", None)
+    return str(getattr(loaded, "name", type(engine.draft).__name__))
+
+
+def _seconds(seconds: float | None) -> str:
+    return "–" if seconds is None else f"{seconds:.2f} s"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
