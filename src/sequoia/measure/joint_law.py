@@ -1,0 +1,187 @@
+"""The joint law of several tokens: sampled through the real loop, held against the law of the target's own logits.
+
+A fault between rounds (noise used twice, a stale cache, a penalty counted once) leaves every single token right and the
+tokens together wrong, so the law compared is that of all of them at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from typing import Any, Protocol
+
+import torch
+
+from sequoia.draft.model_draft import ModelDraft
+from sequoia.draft.ngram_draft import NgramDraft
+from sequoia.engine import Engine, load
+from sequoia.measure.reference import Floats, joint_law
+from sequoia.measure.tiny_llama import tiny_llama
+from sequoia.measure.toy import ToyModel
+from sequoia.params import SamplingParams
+from sequoia.speculate.session import Session
+from sequoia.speculate.verify import Verifier
+from sequoia.tree.shape import TreeShape
+
+VOCAB = 4
+LENGTH = 3
+PROMPT = (0, 2, 1, 0, 2)
+TEMPERATURES = (0.0, 0.6, 1.0, 1.5)
+PROCESSORS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "top-k": {"top_k": 2},
+    "top-p": {"top_p": 0.8},
+    "min-p": {"min_p": 0.2},
+    "penalties": {"repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": 0.5},
+    "bias": {"logit_bias": {0: 1.0, 3: float("-inf")}},
+    "all": {
+        "top_k": 3,
+        "top_p": 0.95,
+        "min_p": 0.05,
+        "repetition_penalty": 1.3,
+        "presence_penalty": -0.4,
+        "frequency_penalty": 0.3,
+        "logit_bias": {0: 0.7, 3: -0.5},
+    },
+}
+# Most are of depth 1, so that three tokens take at least two rounds.
+SHAPES = {
+    "star 2": TreeShape((-1, 0, 0)),
+    "tree 6": TreeShape((-1, 0, 0, 1, 1, 2)),
+    "star 3": TreeShape((-1, 0, 0, 0)),
+    "chain 1": TreeShape.chain(1),
+    "chain 2": TreeShape.chain(2),
+}
+DRAFTS = ("model", "padded model", "n-gram")
+
+
+class Sampled(Protocol):
+    """A law, and a way to sample it."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def params(self) -> SamplingParams: ...
+
+    def law(self) -> Floats:
+        """[vocab] * length, from the target's logits alone."""
+
+    def sample(self, request: int) -> Sequence[int]:
+        """The tokens of one request; no two share noise."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One setting of everything: what the loop is run with."""
+
+    verifier: Verifier
+    processors: str
+    params: SamplingParams
+    shape: TreeShape
+    shape_name: str
+    draft: str
+    target: ToyModel
+    draft_model: ToyModel
+    run: Run
+
+    @property
+    def name(self) -> str:
+        temperature = f"temperature {self.params.temperature:g}"
+        return f"{self.verifier.name}, {temperature}, {self.processors}, {self.shape_name}, {self.draft} draft"
+
+    def law(self) -> Floats:
+        """See `Sampled.law`."""
+        return joint_law(lambda tokens: self.target.logits_after(tokens).numpy(), self.params, PROMPT, LENGTH)
+
+    def sample(self, request: int) -> Sequence[int]:
+        """See `Sampled.sample`."""
+        return self.run(self, request)
+
+    def proposer(self) -> Any:
+        """The draft at work on a new request."""
+        if self.draft == "n-gram":
+            return NgramDraft(proposable=VOCAB).start()
+        return ModelDraft(self.draft_model, proposable=VOCAB - (self.draft == "padded model")).start()
+
+
+Run = Callable[[Case, int], Sequence[int]]
+"""(case, request) → the tokens of one request."""
+
+
+def run_session(case: Case, request: int) -> Sequence[int]:
+    """One request through the loop as it is."""
+    session = Session(
+        case.target, case.proposer(), case.shape, case.verifier, PROMPT, case.params, frozenset(), request=request
+    )
+    while session.finish_reason is None:
+        session.step()
+    return session.tokens[len(PROMPT) :]
+
+
+def cases(verifier: Verifier, seed: int, run: Run = run_session) -> Iterator[Case]:
+    """Every temperature with every processor; shapes and drafts take turns beside them."""
+    for index, (temperature, (processors, options)) in enumerate(product(TEMPERATURES, PROCESSORS.items())):
+        shape_name, shape = list(SHAPES.items())[index % len(SHAPES)]
+        target = ToyModel.random(VOCAB, seed=2 * index)
+        yield Case(
+            verifier,
+            processors,
+            SamplingParams(max_tokens=LENGTH, temperature=temperature, seed=seed, **options),
+            shape,
+            shape_name,
+            DRAFTS[index % len(DRAFTS)],
+            target,
+            target.blended(ToyModel.random(VOCAB, seed=2 * index + 1), share=0.6),
+            run,
+        )
+
+
+@dataclass(frozen=True)
+class EngineCase:
+    """The whole engine with transformers models, on the device that a user's models would run on."""
+
+    verifier: str
+    processors: str
+    params: SamplingParams
+    shape: TreeShape
+    draft: str
+    device: str
+
+    @property
+    def name(self) -> str:
+        return (
+            f"{self.verifier}, temperature {self.params.temperature:g}, {self.processors}, engine, {self.draft} draft"
+        )
+
+    @cached_property
+    def engine(self) -> Engine:
+        target = tiny_llama(VOCAB, seed=3, device=self.device).model
+        draft = "ngram" if self.draft == "n-gram" else tiny_llama(VOCAB, seed=3, blur=0.3, device=self.device).model
+        return load(target, draft, self.shape, self.verifier)
+
+    def law(self) -> Floats:
+        """See `Sampled.law`."""
+        return joint_law(self._logits_after, self.params, PROMPT, LENGTH)
+
+    def sample(self, request: int) -> Sequence[int]:
+        """See `Sampled.sample`."""
+        return self.engine.generate(PROMPT, self.params, request=request).token_ids
+
+    @torch.inference_mode()
+    def _logits_after(self, tokens: Sequence[int]) -> Floats:
+        model = self.engine.target_model
+        logits = model(input_ids=torch.tensor([list(tokens)], device=model.device), use_cache=False).logits[0, -1]
+        values: Floats = logits.double().cpu().numpy()
+        return values
+
+
+def engine_cases(verifier: str, seed: int, device: str) -> Iterator[EngineCase]:
+    """A plain setting with a model's tree, and all processors with n-grams."""
+    for processors, temperature, shape, draft in (("none", 1.0, "tree 6", "model"), ("all", 1.5, "star 2", "n-gram")):
+        params = SamplingParams(
+            max_tokens=LENGTH, temperature=temperature, seed=seed, ignore_eos=True, **PROCESSORS[processors]
+        )
+        yield EngineCase(verifier, processors, params, SHAPES[shape], draft, device)
