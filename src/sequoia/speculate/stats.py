@@ -49,6 +49,18 @@ class Stats:
         for node in verdict.path:
             self._count(shape.depths[node] - 1, shape.ranks[node])
 
+    def merge(self, other: Stats) -> None:
+        """Add another request's counts and seconds."""
+        for name in ("rounds", "emitted_tokens", "drafted_tokens", "accepted_tokens", "cut_tokens"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.prefill_seconds += other.prefill_seconds
+        self.seconds += other.seconds
+        for depth, (visits, ranks) in enumerate(zip(other.visits, other.accepted, strict=True)):
+            self._at(depth)
+            self.visits[depth] += visits
+            for rank, count in enumerate(ranks):
+                self._count(depth, rank, count)
+
     def cut(self, tokens: int) -> None:
         """Take back tokens that were emitted but fell behind a stop string."""
         self.emitted_tokens -= tokens
@@ -59,7 +71,7 @@ class Stats:
             self.visits.append(0)
             self.accepted.append([])
 
-    def _count(self, depth: int, rank: int) -> None:
+    def _count(self, depth: int, rank: int, count: int = 1) -> None:
         ranks = self.accepted[depth]
         ranks.extend([0] * (rank + 1 - len(ranks)))
-        ranks[rank] += 1
+        ranks[rank] += count
