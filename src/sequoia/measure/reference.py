@@ -35,7 +35,7 @@ def reference_probs(
     for token in set(output):
         scores[token] -= params.frequency_penalty * list(output).count(token) + params.presence_penalty
     if params.temperature == 0:
-        return np.eye(len(scores))[int(np.argmax(scores))]
+        return np.array(np.arange(len(scores)) == np.argmax(scores), dtype=np.float64)
     scores /= params.temperature
     if params.top_k is not None and params.top_k < len(scores):
         scores[scores < np.sort(scores)[-params.top_k]] = -np.inf
@@ -77,4 +77,5 @@ def _drop_beyond_mass(scores: Floats, mass: float) -> None:
 
 def _softmax(scores: Floats) -> Floats:
     weights: Floats = np.exp(scores - scores.max())
-    return weights / weights.sum()
+    weights /= weights.sum()
+    return weights
