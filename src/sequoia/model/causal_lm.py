@@ -115,8 +115,8 @@ def _layer_types(loaded: LoadedModel) -> tuple[str, ...]:
         )
     if _SLIDING in layer_types and not isinstance(window, int):
         raise ModelError(
-            f"{loaded.name} has sliding-window layers, but the sliding_window in its config is {window!r}, not a number "
-            "of tokens. Choose another model."
+            f"{loaded.name} has sliding-window layers, but its config's sliding_window is {window!r}, not a number of "
+            "tokens. Choose another model."
         )
     return layer_types
 
