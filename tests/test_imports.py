@@ -22,6 +22,7 @@ LAYERS = {
     "engine": 6,
     "measure": 7,
     "app": 8,
+    "__main__": 9,
 }
 
 
