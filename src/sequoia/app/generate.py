@@ -12,7 +12,7 @@ import typer
 
 from sequoia.app import options
 from sequoia.app.failure import INTERRUPTED
-from sequoia.app.output import note, write_answer
+from sequoia.app.output import note, write_out
 from sequoia.app.rates import rates_for
 from sequoia.app.report import Answer, closing_line, heading, print_json, print_stats
 from sequoia.app.waiting import waiting
@@ -172,10 +172,10 @@ def _answer(engine: Engine, token_ids: list[int], params: SamplingParams, show: 
         for chunk in chain([first], chunks):
             answer.add(chunk)
             if show:
-                write_answer(chunk.text)
+                write_out(chunk.text)
     except KeyboardInterrupt:
         answer.finish_reason = "interrupted"
     finally:
         if show and answer.token_ids:
-            write_answer("\n")
+            write_out("\n")
     return answer

@@ -28,7 +28,7 @@ def _prepared(stream: Any) -> Any:
     return stream
 
 
-def write_answer(text: str) -> None:
+def write_out(text: str) -> None:
     """Write to stdout at once and unchanged.
 
     Raises:
@@ -47,7 +47,7 @@ def write_answer(text: str) -> None:
 
 def flush_all() -> None:
     """Find out now, not after the exit code is settled, whether everything could be written."""
-    write_answer("")
+    write_out("")
     sys.stderr.flush()
 
 

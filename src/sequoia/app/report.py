@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from sequoia.app.output import console, write_answer
+from sequoia.app.output import console, write_out
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -82,7 +82,7 @@ def print_json(answer: Answer, engine: Engine, prompt_tokens: int) -> None:
         "tree": {"size": engine.shape.size, "depth": engine.shape.depth},
         "stats": _stats(engine.stats),
     }
-    write_answer(json.dumps(record, allow_nan=False) + "\n")
+    write_out(json.dumps(record, allow_nan=False) + "\n")
 
 
 def print_stats(answer: Answer, stats: Stats) -> None:
@@ -132,7 +132,7 @@ def _counts(answer: Answer, stats: Stats) -> Table:
         ("first token after", _seconds(answer.first_token_seconds)),
         ("per round", f"{1000 * stats.seconds / stats.rounds:.1f} ms" if stats.rounds else "–"),
     ]
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table = Table(box=None, show_header=False, padding=(0, 1), pad_edge=False)
     table.add_column()
     table.add_column(justify="right")
     for row in rows:
@@ -145,7 +145,7 @@ def _acceptance(stats: Stats, ranks: int) -> Table:
     from rich.table import Table
 
     most = max(map(len, stats.accepted))
-    table = Table(box=None, padding=(0, 2, 0, 0), title="accepted by depth and rank", title_justify="left")
+    table = Table(box=None, padding=(0, 1), pad_edge=False, title="accepted by depth and rank", title_justify="left")
     for heading_ in ("depth", "visits", *(f"rank {rank}" for rank in range(ranks))):
         table.add_column(heading_, justify="right", no_wrap=True)
     if ranks < most:
@@ -154,14 +154,14 @@ def _acceptance(stats: Stats, ranks: int) -> Table:
     for depth, (visits, accepted) in enumerate(zip(stats.visits, stats.accepted, strict=True)):
         counts = [*accepted, *[0] * (most - len(accepted))]
         shown = [*counts[:ranks], *([sum(counts[ranks:])] if ranks < most else []), visits - sum(accepted)]
-        table.add_row(str(depth), f"{visits:,}", *(f"{count / visits:.3f}" for count in shown))
+        table.add_row(str(depth), f"{visits:,}", *(f"{count / max(visits, 1):.3f}" for count in shown))
     return table
 
 
 def _ranks_that_fit(stats: Stats, width: int) -> int:
     most = max(map(len, stats.accepted))
     room = (width - _COLUMNS_WITHOUT_RANKS) // _RANK_COLUMNS
-    return max(1, min(most, room))
+    return min(most, max(1, room))
 
 
 def _tree(shape: TreeShape) -> str:

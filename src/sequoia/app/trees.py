@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sequoia.app import options
-from sequoia.app.output import note, terminal_width
+from sequoia.app.output import note, terminal_width, write_out
 from sequoia.app.rates import rates_for
 from sequoia.errors import UsageError
 
@@ -81,7 +81,7 @@ def optimal(
     if out is not None:
         shape.save(out)
     if as_json:
-        print(json.dumps(_record(shape, rates)))
+        write_out(json.dumps(_record(shape, rates)) + "\n")
     else:
         _draw(shape, rates)
     if out is not None:
@@ -105,7 +105,7 @@ def _limits(size: str, depth: int | None) -> tuple[int, int]:
 
 
 def _draw(shape: TreeShape, rates: AcceptanceProfile | None) -> None:
-    print(shape.draw(rates, width=terminal_width()))
+    write_out(shape.draw(rates, width=terminal_width()) + "\n")
 
 
 def _record(shape: TreeShape, rates: AcceptanceProfile) -> dict[str, object]:
