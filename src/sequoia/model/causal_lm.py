@@ -139,5 +139,6 @@ def _exact_context(loaded: LoadedModel) -> int | None:
     """
     scaling = getattr(loaded.model.config.get_text_config(), "rope_parameters", None) or {}
     kinds = [scaling, *(value for value in scaling.values() if isinstance(value, dict))]
-    limits = [kind["original_max_position_embeddings"] for kind in kinds if kind.get("rope_type") == "longrope"]
-    return min([loaded.context_length, *limits], key=lambda limit: limit or math.inf)
+    ends = [int(kind["original_max_position_embeddings"]) for kind in kinds if kind.get("rope_type") == "longrope"]
+    limits = ends if loaded.context_length is None else [*ends, loaded.context_length]
+    return min(limits, default=None)

@@ -73,7 +73,7 @@ def _narrow_window(model: CausalLM) -> Iterator[None]:
 
 
 def _typical_error(model: CausalLM) -> float:
-    """The largest error of the tree's nodes and of the steps after it; in 16 bit the larger of the two medians."""
+    """The largest error of the tree's nodes and of the steps after it; in 16 bit apart from the worst third of each."""
     context = model.context_length or _PREFIX + _SMALLEST_CONTEXT
     length = min(_PREFIX, 1 + context - _SMALLEST_CONTEXT)
     generator = torch.Generator().manual_seed(0)
@@ -83,20 +83,19 @@ def _typical_error(model: CausalLM) -> float:
     cache = model.new_cache()
     model.forward(prefix, cache, last_only=True)
     tree = model.forward(nodes, cache, _block(length, model.device))
-    in_tree = []
-    for path in _LEAVES:
-        linear = _linear(model, torch.cat([prefix, nodes[list(path)]]))
-        in_tree += [_error(tree[node], linear[length + depth]) for depth, node in enumerate(path)]
+    linear = [_linear(model, torch.cat([prefix, nodes[list(path)]]))[length:] for path in _LEAVES]
+    first = {node: run[depth] for path, run in zip(_LEAVES, linear, strict=True) for depth, node in enumerate(path)}
+    in_tree = [_error(tree[node], expected) for node, expected in first.items()]
 
     path = _LEAVES[1]
     cache.keep(length, [length + node for node in path])
     steps = torch.cat([model.forward(after[:1], cache), model.forward(after[1:], cache)])
-    linear = _linear(model, torch.cat([prefix, nodes[list(path)], after]))
-    later = [_error(found, expected) for found, expected in zip(steps, linear[-_AFTER:], strict=True)]
+    expected_steps = _linear(model, torch.cat([prefix, nodes[list(path)], after]))[-_AFTER:]
+    later = [_error(found, expected) for found, expected in zip(steps, expected_steps, strict=True)]
     if model.loaded.dtype == torch.float32:
         return max(in_tree + later)
-    # A router's near tie can send one row elsewhere; a wrong mask, position or slot moves most of them.
-    return max(sorted(errors)[len(errors) // 2] for errors in (in_tree, later))
+    # A router's near tie can send a row elsewhere; a wrong mask, position or slot moves more than a third of them.
+    return max(sorted(errors)[-1 - len(errors) // 3] for errors in (in_tree, later))
 
 
 def _block(length: int, device: torch.device) -> Block:

@@ -1,0 +1,227 @@
+"""The probe passes what is exact, at any context length, and catches each way to be wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
+)
+
+from sequoia.errors import ModelError
+from sequoia.model.causal_lm import CausalLM
+from sequoia.model.kv_cache import KVCache
+from sequoia.model.language_model import Block
+from sequoia.model.loading import load_model
+from sequoia.model.probe import probe
+
+_LLAMA = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def _llama() -> Any:
+    return LlamaForCausalLM(LlamaConfig(**_LLAMA))
+
+
+def _mistral(window: int = 8) -> Any:
+    return MistralForCausalLM(MistralConfig(**_LLAMA, sliding_window=window))
+
+
+def _gpt2(context: int = 64) -> Any:
+    return GPT2LMHeadModel(GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=4, n_positions=context))
+
+
+def _opt(context: int) -> Any:
+    sizes = {"hidden_size": 32, "word_embed_proj_dim": 32, "ffn_dim": 32, "num_hidden_layers": 1}
+    return OPTForCausalLM(
+        OPTConfig(vocab_size=64, num_attention_heads=2, max_position_embeddings=context, pad_token_id=1, **sizes)
+    )
+
+
+_MODELS = {"llama": _llama, "mistral": _mistral, "gpt2": _gpt2}
+
+
+def _wrapped(model: Any, kind: type[CausalLM] = CausalLM, dtype: str = "fp32") -> CausalLM:
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() > 1:
+                weight.copy_(0.3 * torch.randn(weight.shape, generator=generator))
+    return kind(load_model(model, dtype=dtype, device="cpu"))
+
+
+class _PositionByIndex(CausalLM):
+    """CASES 15: position = place in the cache."""
+
+    def forward(self, tokens: Tensor, cache: Any, block: Block | None = None, last_only: bool = False) -> Tensor:
+        if block is not None:
+            start = cache.length + len(tokens) - len(block.positions)
+            block = Block(start + torch.arange(len(block.positions)), block.visible)
+        return super().forward(tokens, cache, block, last_only)
+
+
+class _SiblingsVisible(CausalLM):
+    """Every earlier node is visible."""
+
+    def forward(self, tokens: Tensor, cache: Any, block: Block | None = None, last_only: bool = False) -> Tensor:
+        if block is not None:
+            block = Block(block.positions, torch.ones_like(block.visible).tril())
+        return super().forward(tokens, cache, block, last_only)
+
+
+class _AncestorsHidden(CausalLM):
+    """A node sees the prefix and itself only."""
+
+    def forward(self, tokens: Tensor, cache: Any, block: Block | None = None, last_only: bool = False) -> Tensor:
+        if block is not None:
+            block = Block(block.positions, torch.eye(len(tokens), dtype=torch.bool))
+        return super().forward(tokens, cache, block, last_only)
+
+
+class _FirstSlotsKept(KVCache):
+    """CASES 13, 14: the cache is rewound by a count; the path's rows stay where they were."""
+
+    def keep(self, start: int, slots: Sequence[int]) -> None:
+        self.truncate(start + len(slots))
+
+
+class _NextSlotsKept(KVCache):
+    def keep(self, start: int, slots: Sequence[int]) -> None:
+        super().keep(start, [min(slot + 1, self.length - 1) for slot in slots])
+
+
+class _OneTooMany(KVCache):
+    def keep(self, start: int, slots: Sequence[int]) -> None:
+        super().keep(start, slots)
+        self.append(1)
+
+
+class _KeepsFirstSlots(CausalLM):
+    def new_cache(self) -> KVCache:
+        return _FirstSlotsKept()
+
+
+class _KeepsNextSlots(CausalLM):
+    def new_cache(self) -> KVCache:
+        return _NextSlotsKept()
+
+
+class _KeepsOneTooMany(CausalLM):
+    def new_cache(self) -> KVCache:
+        return _OneTooMany()
+
+
+_BROKEN = [_PositionByIndex, _SiblingsVisible, _AncestorsHidden, _KeepsFirstSlots, _KeepsNextSlots, _KeepsOneTooMany]
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("name", _MODELS)
+def test_sound_models_pass(name: str, dtype: str) -> None:
+    probe(_wrapped(_MODELS[name](), dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("name", _MODELS)
+@pytest.mark.parametrize("broken", _BROKEN)
+def test_broken_models_are_caught(name: str, broken: type[CausalLM], dtype: str) -> None:
+    with pytest.raises(ModelError, match="other logits in a token tree"):
+        probe(_wrapped(_MODELS[name](), broken, dtype))
+
+
+class _NoWindow(CausalLM):
+    @property
+    def window(self) -> int | None:
+        return None
+
+
+class _WiderWindow(CausalLM):
+    @property
+    def window(self) -> int | None:
+        return (super().window or 0) + 1
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("broken", [_NoWindow, _WiderWindow])
+@pytest.mark.parametrize("window", [2, 8])
+def test_a_wrong_window_is_caught(window: int, broken: type[CausalLM], dtype: str) -> None:
+    with pytest.raises(ModelError, match="other logits in a token tree"):
+        probe(_wrapped(_mistral(window), broken, dtype))
+
+
+@pytest.mark.parametrize("window", [1, 2, 8, 4096])
+def test_every_window_is_crossed_and_left_as_it_was(window: int) -> None:
+    """CASES 22: a window wider than any probe's text is proved too."""
+    model = _wrapped(_mistral(window))
+    probe(model)
+    assert model.window == window
+    assert model.loaded.model.config.sliding_window == window
+
+
+def test_the_window_is_left_as_it_was_after_a_refusal() -> None:
+    model = _wrapped(_mistral(4096), _SiblingsVisible)
+    with pytest.raises(ModelError):
+        probe(model)
+    assert model.loaded.model.config.sliding_window == 4096
+
+
+@pytest.mark.parametrize("context", range(8, 16))
+@pytest.mark.parametrize("make", [_gpt2, _opt])
+def test_short_contexts_are_not_overrun(make: Any, context: int) -> None:
+    """Learned positions: the table ends at the context."""
+    probe(_wrapped(make(context)))
+
+
+@pytest.mark.parametrize("context", [1, 4, 7])
+def test_a_context_too_short_for_any_tree_is_refused(context: int) -> None:
+    with pytest.raises(ModelError, match=f"has a context of {context} tokens; Sequoia needs 8"):
+        probe(_wrapped(_gpt2(context)))
+
+
+class _Failing(CausalLM):
+    def forward(self, tokens: Tensor, cache: Any, block: Block | None = None, last_only: bool = False) -> Tensor:
+        raise RuntimeError("shapes do not match:\n  [1, 2]\n  [3]")
+
+
+def test_a_failing_forward_is_one_line() -> None:
+    with pytest.raises(
+        ModelError, match=r"cannot run with a tree mask .*shapes do not match: \[1, 2\] \[3\]"
+    ) as refusal:
+        probe(_wrapped(_llama(), _Failing))
+    assert "\n" not in str(refusal.value)
+
+
+class _NaN(CausalLM):
+    def forward(self, tokens: Tensor, cache: Any, block: Block | None = None, last_only: bool = False) -> Tensor:
+        return super().forward(tokens, cache, block, last_only) * torch.nan
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_logits_that_are_no_numbers_are_refused(dtype: str) -> None:
+    with pytest.raises(ModelError):
+        probe(_wrapped(_llama(), _NaN, dtype))
