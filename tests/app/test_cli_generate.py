@@ -8,6 +8,7 @@ import json
 import math
 import os
 import re
+import shutil
 import sys
 from dataclasses import asdict
 
@@ -234,6 +235,20 @@ def test_what_is_wrong_is_told_before_a_model_is_loaded(cli, tmp_path, monkeypat
 def test_what_only_loading_can_tell(cli, plain, arguments, code, message):
     target = [] if "--target" in arguments else ["--target", plain]
     _is_one_line(cli("generate", *arguments, *target), code, message)
+
+
+def test_a_model_without_a_tokenizer_cannot_read_text(cli, tiny, tmp_path):
+    for name in ("config.json", "generation_config.json", "model.safetensors"):
+        shutil.copy(tiny / name, tmp_path / name)
+    _is_one_line(cli("generate", "w4", "--target", tmp_path), 2, "has no tokenizer, so it cannot read text")
+
+
+def test_broken_weights_are_refused(cli, tmp_path):
+    folder = write_model(tmp_path / "broken")
+    model = load(str(folder)).target_model
+    model.lm_head.weight.fill_(math.nan)
+    model.save_pretrained(folder)
+    _is_one_line(cli("generate", "w4", "--target", folder), 1, "broken gives other logits in a token tree")
 
 
 @pytest.mark.parametrize(

@@ -149,8 +149,10 @@ def _encoded(engine: Engine, text: str, system: str | None, raw: bool) -> list[i
     """The prompt's token ids, as a chat message where the model was made for chat."""
     from sequoia.text import encode_prompt
 
+    name = engine.target.loaded.name
+    if engine.tokenizer is None:
+        raise UsageError(f"{name} has no tokenizer, so it cannot read text. Save its tokenizer into the same folder.")
     if not raw and getattr(engine.tokenizer, "chat_template", None) is None:
-        name = engine.target.loaded.name
         if system is not None:
             raise UsageError(f"--system needs a chat template, and {name} has none. Put it into the prompt.")
         note(f"{name} has no chat template: the prompt is continued as it is, as with --raw.")

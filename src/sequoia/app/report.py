@@ -90,6 +90,7 @@ def print_stats(answer: Answer, stats: Stats) -> None:
     screen = console()
     screen.print(_counts(answer, stats))
     if stats.visits:
+        screen.print("accepted by depth and rank")
         screen.print(_acceptance(stats, ranks=_ranks_that_fit(stats, screen.width)))
 
 
@@ -145,7 +146,7 @@ def _acceptance(stats: Stats, ranks: int) -> Table:
     from rich.table import Table
 
     most = max(map(len, stats.accepted))
-    table = Table(box=None, padding=(0, 1), pad_edge=False, title="accepted by depth and rank", title_justify="left")
+    table = Table(box=None, padding=(0, 1), pad_edge=False)
     for heading_ in ("depth", "visits", *(f"rank {rank}" for rank in range(ranks))):
         table.add_column(heading_, justify="right", no_wrap=True)
     if ranks < most:
