@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -67,14 +67,6 @@ def mean_distance(distances: Iterable[Distance]) -> Distance:
         sum(entry.impossible for entry in entries),
         _MEAN_DEVIATIONS,
     )
-
-
-def count_outcomes(samples: Sequence[Sequence[int]], shape: tuple[int, ...]) -> Ints:
-    """How often each sequence of tokens came, [vocab] * length."""
-    counts: Ints = np.zeros(shape, dtype=np.int64)
-    for tokens in samples:
-        counts[tuple(tokens)] += 1
-    return counts
 
 
 def _limited(samples: int, tv: float, noise: float, deviation: float, impossible: int, deviations: float) -> Distance:

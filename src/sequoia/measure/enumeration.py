@@ -116,7 +116,7 @@ def nodes(draws: Draws) -> Iterator[Node]:
                 yield Node(kind, target, draft, count, proposable, draws)
         for target in torch.eye(vocab):
             draft = torch.eye(vocab)[int(torch.randint(proposable, (), generator=generator))]
-            yield Node("greedy", target, draft, count, proposable, Draws.TOP_K)
+            yield Node("greedy children", target, draft, count, proposable, Draws.TOP_K)
 
 
 def _pairs(vocab: int, generator: torch.Generator) -> list[tuple[str, Tensor, Tensor]]:
@@ -130,15 +130,19 @@ def _pairs(vocab: int, generator: torch.Generator) -> list[tuple[str, Tensor, Te
 
     token, lower = torch.arange(vocab), torch.arange(vocab) < vocab // 2 + 1
     return [
-        ("random", softmax(1.0), softmax(1.0)),
-        ("equal", (same := softmax(1.0)), same.clone()),
-        ("peaked target", softmax(8.0), softmax(1.0)),
-        ("peaked draft", softmax(1.0), softmax(8.0)),
-        ("peaked apart", only(softmax(8.0), token != 0), softmax(1.0) * 1e-6 + (token == 0) * (1 - 1e-6)),
+        ("random distributions", softmax(1.0), softmax(1.0)),
+        ("equal distributions", (same := softmax(1.0)), same.clone()),
+        ("a peaked target", softmax(8.0), softmax(1.0)),
+        ("a peaked draft", softmax(1.0), softmax(8.0)),
+        (
+            "a draft sure of an impossible token",
+            only(softmax(8.0), token != 0),
+            softmax(1.0) * 1e-6 + (token == 0) * (1 - 1e-6),
+        ),
         ("disjoint supports", only(softmax(1.0), ~lower), only(softmax(1.0), lower)),
-        ("narrow target", only(softmax(1.0), lower), softmax(1.0)),
-        ("narrow draft", softmax(1.0), only(softmax(1.0), token == 1)),
-        ("narrow both", only(softmax(1.0), lower), only(softmax(1.0), token < 2)),
-        ("one-hot target", (token == vocab - 1).float(), softmax(1.0)),
-        ("one-hot draft", softmax(1.0), (token == 0).float()),
+        ("a narrow target", only(softmax(1.0), lower), softmax(1.0)),
+        ("a narrow draft", softmax(1.0), only(softmax(1.0), token == 1)),
+        ("narrow distributions", only(softmax(1.0), lower), only(softmax(1.0), token < 2)),
+        ("a certain target", (token == vocab - 1).float(), softmax(1.0)),
+        ("a certain draft", softmax(1.0), (token == 0).float()),
     ]

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import lru_cache
 from itertools import product
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from sequoia.draft.model_draft import ModelDraft
 from sequoia.draft.ngram_draft import NgramDraft
 from sequoia.engine import Engine, load
+from sequoia.measure.distance import Ints
 from sequoia.measure.reference import Floats, joint_law
 from sequoia.measure.tiny_llama import tiny_llama
 from sequoia.measure.toy import ToyModel
@@ -34,15 +36,15 @@ PROCESSORS: dict[str, dict[str, Any]] = {
     "top-k": {"top_k": 2},
     "top-p": {"top_p": 0.8},
     "min-p": {"min_p": 0.2},
-    "penalties": {"repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": 0.5},
+    "penalties": {"repetition_penalty": 2.0, "presence_penalty": 0.8, "frequency_penalty": 1.2},
     "bias": {"logit_bias": {0: 1.0, 3: float("-inf")}},
     "all": {
         "top_k": 3,
         "top_p": 0.95,
         "min_p": 0.05,
-        "repetition_penalty": 1.3,
-        "presence_penalty": -0.4,
-        "frequency_penalty": 0.3,
+        "repetition_penalty": 1.5,
+        "presence_penalty": -1.0,
+        "frequency_penalty": 0.8,
         "logit_bias": {0: 0.7, 3: -0.5},
     },
 }
@@ -55,6 +57,8 @@ SHAPES = {
     "chain 2": TreeShape.chain(2),
 }
 DRAFTS = ("model", "padded model", "n-gram")
+_DRAFT_SHARES = (0.3, 1.0)  # of another model in a model's draft: one that is mostly right, one that knows nothing
+_REPEATS = 1.0
 
 
 class Sampled(Protocol):
@@ -64,7 +68,8 @@ class Sampled(Protocol):
     def name(self) -> str: ...
 
     @property
-    def params(self) -> SamplingParams: ...
+    def greedy(self) -> bool:
+        """Whether the law has one outcome."""
 
     def law(self) -> Floats:
         """[vocab] * length, from the target's logits alone."""
@@ -91,6 +96,10 @@ class Case:
     def name(self) -> str:
         temperature = f"temperature {self.params.temperature:g}"
         return f"{self.verifier.name}, {temperature}, {self.processors}, {self.shape_name}, {self.draft} draft"
+
+    @property
+    def greedy(self) -> bool:
+        return self.params.temperature == 0
 
     def law(self) -> Floats:
         """See `Sampled.law`."""
@@ -121,11 +130,19 @@ def run_session(case: Case, request: int) -> Sequence[int]:
     return session.tokens[len(PROMPT) :]
 
 
+def count_outcomes(samples: Sequence[Sequence[int]]) -> Ints:
+    """How often each sequence of tokens came, [vocab] * length."""
+    counts: Ints = np.zeros((VOCAB,) * LENGTH, dtype=np.int64)
+    for tokens in samples:
+        counts[tuple(tokens)] += 1
+    return counts
+
+
 def cases(verifier: Verifier, seed: int, run: Run = run_session) -> Iterator[Case]:
     """Every temperature with every processor; shapes and drafts take turns beside them."""
     for index, (temperature, (processors, options)) in enumerate(product(TEMPERATURES, PROCESSORS.items())):
         shape_name, shape = list(SHAPES.items())[index % len(SHAPES)]
-        target = ToyModel.random(VOCAB, seed=2 * index)
+        target = _toy(seed=2 * index)
         yield Case(
             verifier,
             processors,
@@ -134,9 +151,15 @@ def cases(verifier: Verifier, seed: int, run: Run = run_session) -> Iterator[Cas
             shape_name,
             DRAFTS[index % len(DRAFTS)],
             target,
-            target.blended(ToyModel.random(VOCAB, seed=2 * index + 1), share=0.6),
+            target.blended(_toy(seed=2 * index + 1), _DRAFT_SHARES[index % len(_DRAFT_SHARES)]),
             run,
         )
+
+
+def _toy(seed: int) -> ToyModel:
+    """A model that tends to repeat itself, so that penalties matter."""
+    model = ToyModel.random(VOCAB, seed)
+    return ToyModel(model.table + _REPEATS * torch.eye(VOCAB))
 
 
 @dataclass(frozen=True)
@@ -156,11 +179,13 @@ class EngineCase:
             f"{self.verifier}, temperature {self.params.temperature:g}, {self.processors}, engine, {self.draft} draft"
         )
 
-    @cached_property
+    @property
     def engine(self) -> Engine:
-        target = tiny_llama(VOCAB, seed=3, device=self.device).model
-        draft = "ngram" if self.draft == "n-gram" else tiny_llama(VOCAB, seed=3, blur=0.3, device=self.device).model
-        return load(target, draft, self.shape, self.verifier)
+        return _engine(self.shape, self.verifier, self.draft, self.device)
+
+    @property
+    def greedy(self) -> bool:
+        return self.params.temperature == 0
 
     def law(self) -> Floats:
         """See `Sampled.law`."""
@@ -176,6 +201,14 @@ class EngineCase:
         logits = model(input_ids=torch.tensor([list(tokens)], device=model.device), use_cache=False).logits[0, -1]
         values: Floats = logits.double().cpu().numpy()
         return values
+
+
+@lru_cache(maxsize=16)
+def _engine(shape: TreeShape, verifier: str, draft: str, device: str) -> Engine:
+    target = tiny_llama(VOCAB, seed=3, device=device).model
+    return load(
+        target, "ngram" if draft == "n-gram" else tiny_llama(VOCAB, 3, blur=0.3, device=device).model, shape, verifier
+    )
 
 
 def engine_cases(verifier: str, seed: int, device: str) -> Iterator[EngineCase]:

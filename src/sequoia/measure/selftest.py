@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
-import torch
 
-from sequoia.measure.distance import Distance, count_outcomes, distance, mean_distance
+from sequoia.measure.distance import Distance, Ints, distance, mean_distance
 from sequoia.measure.enumeration import Enumeration, enumerate_walks
-from sequoia.measure.joint_law import Run, Sampled, cases, engine_cases, run_session
+from sequoia.measure.joint_law import Run, Sampled, cases, count_outcomes, engine_cases, run_session
+from sequoia.measure.parallel import mapped
 from sequoia.speculate.verify import VERIFIERS, Verifier
 
-SAMPLES = 250
+SAMPLES = 300
 _GREEDY_SAMPLES = 4  # a greedy law has one outcome; a few requests show whether it is always that one
 
-Progress = Callable[[int, int, str], None]
-"""(done, total, what is being done)"""
+_TASK = 25  # requests between two signs of progress
+
+Progress = Callable[[int, int], None]
+"""(requests done, requests in all)"""
 
 
 @dataclass(frozen=True)
@@ -119,29 +121,44 @@ def run_selftest(
     seed: int = 0,
     run: Run = run_session,
     device: str | None = "auto",
-    progress: Progress = lambda done, total, what: None,
+    workers: int = 1,
+    progress: Progress = lambda done, total: None,
 ) -> SelfTest:
     """Enumerate and sample.
 
     Args:
-        verifiers: what is put to the test; for the engine, only those it knows by name.
+        verifiers: what is put to the test; the engine takes part with those it knows by name.
         samples: requests per case of the joint law.
         seed: of the noise; the models and their laws are always the same.
         run: the loop under test.
         device: where the engine's models run; None leaves the engine out.
+        workers: processes to sample with.
         progress: called as the work goes on.
     """
     plan = [(verifier, _sampled(verifier, seed, run, device)) for verifier in verifiers]
-    steps = _Steps(sum(_requests(case, samples) for _, sampled in plan for case in sampled), progress)
+    tasks = [task for _, sampled in plan for case in sampled for task in _tasks(case, samples)]
     rng = np.random.default_rng(seed)
-    results = []
-    with _one_thread():
-        for verifier, sampled in plan:
-            steps.say(verifier.name)
-            enumeration = enumerate_walks(verifier)
-            compared = tuple(_compare(case, _requests(case, samples), rng, steps) for case in sampled)
-            results.append(VerifierResult(verifier.name, enumeration, compared))
-    return SelfTest(seed, tuple(results))
+    with mapped(_counts, tasks, workers) as mapped_counts:
+        enumerations = [enumerate_walks(verifier) for verifier in verifiers]
+        counts = _reporting(mapped_counts, tasks, progress)
+        compared = [
+            tuple(_compared(case, islice(counts, len(_tasks(case, samples))), rng) for case in sampled)
+            for _, sampled in plan
+        ]
+    names = [verifier.name for verifier in verifiers]
+    return SelfTest(seed, tuple(map(VerifierResult, names, enumerations, compared)))
+
+
+@dataclass(frozen=True)
+class _Task:
+    """Some requests of a case."""
+
+    case: Sampled
+    requests: range
+
+
+def _counts(task: _Task) -> Ints:
+    return count_outcomes([task.case.sample(request) for request in task.requests])
 
 
 def _sampled(verifier: Verifier, seed: int, run: Run, device: str | None) -> list[Sampled]:
@@ -151,39 +168,21 @@ def _sampled(verifier: Verifier, seed: int, run: Run, device: str | None) -> lis
     return sampled
 
 
-def _requests(case: Sampled, samples: int) -> int:
-    return min(samples, _GREEDY_SAMPLES) if case.params.temperature == 0 else samples
+def _tasks(case: Sampled, samples: int) -> list[_Task]:
+    count = min(samples, _GREEDY_SAMPLES) if case.greedy else samples
+    return [_Task(case, range(start, min(start + _TASK, count))) for start in range(0, count, _TASK)]
 
 
-def _compare(case: Sampled, samples: int, rng: np.random.Generator, steps: _Steps) -> CaseResult:
-    law, tokens = case.law(), []
-    for request in range(samples):
-        tokens.append(case.sample(request))
-        steps.advance()
-    return CaseResult(case.name, case.params.temperature == 0, distance(law, count_outcomes(tokens, law.shape), rng))
+def _reporting(counts: Iterable[Ints], tasks: Sequence[_Task], progress: Progress) -> Iterator[Ints]:
+    done, total = 0, sum(len(task.requests) for task in tasks)
+    progress(done, total)
+    for task, count in zip(tasks, counts, strict=True):
+        done += len(task.requests)
+        progress(done, total)
+        yield count
 
 
-class _Steps:
-    """Requests done, of all."""
-
-    def __init__(self, total: int, progress: Progress) -> None:
-        self._done, self._total, self._progress, self._what = 0, total, progress, ""
-
-    def say(self, what: str) -> None:
-        self._what = what
-        self._progress(self._done, self._total, what)
-
-    def advance(self) -> None:
-        self._done += 1
-        self._progress(self._done, self._total, self._what)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Models this small run faster on one thread."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
+def _compared(case: Sampled, counts: Iterable[Ints], rng: np.random.Generator) -> CaseResult:
+    law = case.law()
+    total = sum(counts, np.zeros(law.shape, dtype=np.int64))
+    return CaseResult(case.name, case.greedy, distance(law, total, rng))
