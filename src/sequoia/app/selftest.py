@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sequoia.app import options
-from sequoia.app.output import console, note, write_answer
+from sequoia.app.output import console, note, write_out
 
 if TYPE_CHECKING:
     from sequoia.measure.selftest import SelfTest, VerifierResult
@@ -42,10 +42,10 @@ def selftest(
         workers = min(_PROCESSES, os.cpu_count() or 1)
         result = run_selftest(samples=samples, seed=seed, device=device, workers=workers, progress=progress)
     if as_json:
-        write_answer(json.dumps(result.to_dict()) + "\n")
+        write_out(json.dumps(result.to_dict()) + "\n")
     else:
         _print_table(result)
-        write_answer(summary(result) + "\n")
+        write_out(summary(result) + "\n")
     _print_failures(result)
     if not result.ok:
         raise typer.Exit(1)
