@@ -6,8 +6,7 @@ drawn and verified exactly like a model's.
 
 from __future__ import annotations
 
-from bisect import insort
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -44,43 +43,50 @@ class NgramProposer:
         self.proposable = draft.proposable
         self._longest = draft.longest_suffix
         self._followers: dict[tuple[int, ...], dict[int, int]] = {}  # suffix of 0 … longest tokens → follower counts
-        self._support: list[int] = []  # every token counted, increasing
         self._counted = 0
 
     def propose(self, tokens: Sequence[int], growth: Growth) -> TokenTree:
         """See `Proposer.propose`."""
         self._count(tokens)
         layout, recent = growth.layout, list(tokens[-self._longest :])
-        support = np.array(self._support or [0])
+        support = np.array(sorted(self._followers.get((), {0: 0})))
+
+        columns = {token: column for column, token in enumerate(support.tolist())}
+        counts = self._followers.get((), {})
+        unigrams = np.array([counts.get(token, 1) for token in columns], dtype=np.float32)
+        unigrams /= unigrams.sum()
 
         def level_logits(depth: int, tree_tokens: Tensor) -> Tensor:
             values = tree_tokens.tolist()
             paths = [[values[node] for node in layout.shape.paths[inner]] for inner in layout.levels[depth]]
-            probs = np.stack([self.probs(recent + path, support) for path in paths])
-            return torch.from_numpy(np.log(probs, where=probs > 0, out=np.full_like(probs, -np.inf))).to(layout.device)
+            probs = np.stack([self._probs(recent + path, unigrams, columns) for path in paths])
+            return torch.from_numpy(np.log(probs)).to(layout.device)
 
         return growth.run(tokens[-1], torch.from_numpy(support).to(layout.device), level_logits)
 
     def keep(self, path: Sequence[int]) -> None:
         """Nothing to forget: only emitted tokens are ever counted."""
 
-    def probs(self, context: Sequence[int], support: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Distribution over `support` after `context`.
+    def _probs(
+        self, context: Sequence[int], unigrams: NDArray[np.float32], columns: Mapping[int, int]
+    ) -> NDArray[np.float32]:
+        """[support] distribution after `context`.
 
         Each order passes T/(C + T) of its mass on to the next shorter one, where C counts its followers and T how many
-        of them differ; the shortest, without context, keeps the rest.
+        of them differ; the unigrams keep the rest.
         """
-        probs, left = np.zeros(len(support), dtype=np.float32), 1.0
-        for length in range(min(self._longest, len(context)), -1, -1):
-            counts = self._followers.get(tuple(context[len(context) - length :]))
+        found, left = dict[int, float](), 1.0
+        for length in range(min(self._longest, len(context)), 0, -1):
+            counts = self._followers.get(tuple(context[-length:]))
             if counts is None:
                 continue
-            total, kinds = sum(counts.values()), len(counts) if length else 0
-            share = left / (total + kinds)
-            columns = np.searchsorted(support, list(counts))
-            probs[columns] += share * np.array(list(counts.values()), dtype=np.float32)
-            left *= kinds / (total + kinds)
-        return probs if probs.any() else np.full_like(probs, 1 / len(probs))
+            total = sum(counts.values()) + len(counts)
+            for token, count in counts.items():
+                found[columns[token]] = found.get(columns[token], 0.0) + left * count / total
+            left *= len(counts) / total
+        probs = unigrams * np.float32(left)
+        probs[list(found)] += np.fromiter(found.values(), np.float32, len(found))
+        return probs
 
     def _count(self, tokens: Sequence[int]) -> None:
         for end in range(self._counted, len(tokens)):
@@ -89,7 +95,5 @@ class NgramProposer:
                 continue
             for length in range(min(self._longest, end) + 1):
                 counts = self._followers.setdefault(tuple(tokens[end - length : end]), {})
-                if length == 0 and follower not in counts:
-                    insort(self._support, follower)
                 counts[follower] = counts.get(follower, 0) + 1
         self._counted = len(tokens)

@@ -7,14 +7,13 @@ requests, rounds, and the draft and the verifier never share a number.
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
 import numpy as np
 import torch
 from torch import Tensor
-
-_NO_SUPPORT = 1e-300  # a rate so small that the race turns to it only when every likelier token has come in
 
 
 class Draws(Enum):
@@ -72,38 +71,52 @@ class Candidates:
         )
 
 
-def draw_children(draws: Draws, candidates: Candidates, count: int, generator: torch.Generator) -> Tensor:
-    """[rows, count] token ids of each row's children.
+def draw_children(draws: Draws, candidates: Candidates, counts: Sequence[int], generator: torch.Generator) -> Tensor:
+    """Token ids of each row's children.
 
     Args:
-        count: children per row, at most the proposable tokens where they must differ.
+        counts: children of each row, at most the proposable tokens where they must differ.
+
+    Returns:
+        [rows, largest count]; what lies past a row's count has no meaning.
     """
+    width = max(counts)
     if draws is Draws.WITH_REPLACEMENT:
-        columns = draw_with_replacement(candidates.probs, count, generator)
-    elif draws is Draws.TOP_K:
-        if count > len(candidates.tokens):
+        return candidates.tokens[draw_with_replacement(candidates.probs, width, generator)]
+    if draws is Draws.TOP_K:
+        if width > len(candidates.tokens):
             candidates = candidates.everything()
-        columns = candidates.scores.topk(count, dim=-1).indices
-    else:
-        if len(candidates.tokens) < candidates.proposable and bool(((candidates.probs > 0).sum(-1) < count).any()):
-            candidates = candidates.everything()
-        columns = draw_without_replacement(candidates.probs, count, generator)
-    return candidates.tokens[columns]
+        return candidates.tokens[candidates.scores.topk(width, dim=-1).indices]
+    if len(candidates.tokens) < candidates.proposable and bool(((candidates.probs > 0).sum(-1) < width).any()):
+        candidates = candidates.everything()
+    return candidates.tokens[draw_without_replacement(candidates.probs, counts, generator)]
 
 
-def draw_without_replacement(probs: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """Successive draws without replacement by an exponential race; past the support, uniform over the rest.
+def draw_without_replacement(probs: Tensor, counts: Sequence[int], generator: torch.Generator) -> Tensor:
+    """Successive draws, each from what the ones before it left; past the support, uniform over the rest.
+
+    The mass left is summed anew for every draw, so the tail keeps its proportions however little of it there is.
 
     Args:
         probs: [rows, candidates].
-        count: draws per row, at most the number of candidates.
+        counts: draws for each row, at most the number of candidates.
 
     Returns:
-        [rows, count] distinct columns, in the order drawn.
+        [rows, largest count] distinct columns, in the order drawn; what lies past a row's count has no meaning.
     """
-    arrivals = uniform(tuple(probs.shape), generator).neg_().log1p_().neg_()  # exponential, of rate 1
-    arrivals /= probs.double().clamp_(min=_NO_SUPPORT)
-    return arrivals.topk(count, dim=-1, largest=False).indices
+    left = probs.double()
+    coins = uniform((len(counts), max(counts)), generator)
+    drawn = torch.zeros(coins.shape, dtype=torch.long, device=probs.device)
+    for rank in range(max(counts)):
+        rows = [row for row, count in enumerate(counts) if count > rank]
+        weights = left if len(rows) == len(counts) else left[rows]
+        spent = weights.sum(-1, keepdim=True) <= 0
+        if spent.is_cuda or bool(spent.any()):
+            rest = torch.ones_like(weights).scatter_(1, drawn[rows, :rank], 0.0)
+            weights = torch.where(spent, rest, weights)
+        drawn[rows, rank] = invert(weights, coins[rows, rank : rank + 1])[:, 0]
+        left[rows, drawn[rows, rank]] = 0.0
+    return drawn
 
 
 def draw_with_replacement(probs: Tensor, count: int, generator: torch.Generator) -> Tensor:

@@ -117,7 +117,7 @@ class Growth:
 
     def _place_children(self, nodes: tuple[int, ...], tokens: Tensor, candidates: Candidates) -> None:
         children = [self.layout.shape.children(node) for node in nodes]
-        drawn = draw_children(self.draws, candidates, max(map(len, children)), self.generator)
+        drawn = draw_children(self.draws, candidates, [len(siblings) for siblings in children], self.generator)
         rows = [row for row, siblings in enumerate(children) for _ in siblings]
         ranks = [rank for siblings in children for rank in range(len(siblings))]
         tokens[[child for siblings in children for child in siblings]] = drawn[rows, ranks]
