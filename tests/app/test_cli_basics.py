@@ -48,7 +48,9 @@ def test_help_of_generate_names_every_option(cli):
     }
 
 
-@pytest.mark.parametrize("arguments", [["generate", "-h"], ["tree", "optimal", "-h"], ["tree", "show", "-h"]])
+@pytest.mark.parametrize(
+    "arguments", [["generate", "-h"], ["tree", "optimal", "-h"], ["tree", "show", "-h"], ["selftest", "-h"]]
+)
 def test_help_fits_a_narrow_terminal(cli, monkeypatch, arguments):
     monkeypatch.setenv("COLUMNS", "50")
     assert max(map(len, cli(*arguments).out.splitlines())) <= 50
@@ -188,7 +190,14 @@ def test_closed_streams_and_narrow_encodings_do_not_matter():
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--version"], [], ["tree", "show", "beam:4x6"], ["tree", "optimal", "9", "4", "--json"], ["generate", "-h"]],
+    [
+        ["--version"],
+        [],
+        ["tree", "show", "beam:4x6"],
+        ["tree", "optimal", "9", "4", "--json"],
+        ["generate", "-h"],
+        ["selftest", "-h"],
+    ],
 )
 def test_light_commands_import_nothing_heavy(arguments):
     script = """

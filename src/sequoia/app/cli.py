@@ -12,6 +12,7 @@ from sequoia import __version__
 from sequoia.app.failure import Run, exit_code_of, watched_interrupts
 from sequoia.app.generate import generate
 from sequoia.app.output import flush_all, prepare_streams
+from sequoia.app.selftest import selftest
 from sequoia.app.trees import tree_app
 
 app = typer.Typer(
@@ -41,6 +42,7 @@ def sequoia(
 
 
 app.command()(generate)
+app.command()(selftest)
 app.add_typer(tree_app)
 
 
