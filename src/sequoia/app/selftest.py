@@ -29,7 +29,7 @@ Seed = Annotated[
 
 
 def selftest(
-    samples: Samples = 300,
+    samples: Samples = 250,
     seed: Seed = 0,
     device: options.Device = "auto",
     as_json: options.AsJson = False,

@@ -71,6 +71,10 @@ class Sampled(Protocol):
     def greedy(self) -> bool:
         """Whether the law has one outcome."""
 
+    @property
+    def cost(self) -> int:
+        """How many requests of the toy models one of these is worth."""
+
     def law(self) -> Floats:
         """[vocab] * length, from the target's logits alone."""
 
@@ -84,22 +88,28 @@ class Case:
 
     verifier: Verifier
     processors: str
-    params: SamplingParams
+    temperature: float
+    seed: int
     shape: TreeShape
     shape_name: str
     draft: str
     target: ToyModel
     draft_model: ToyModel
     run: Run
+    cost = 1
 
     @property
     def name(self) -> str:
-        temperature = f"temperature {self.params.temperature:g}"
+        temperature = f"temperature {self.temperature:g}"
         return f"{self.verifier.name}, {temperature}, {self.processors}, {self.shape_name}, {self.draft} draft"
 
     @property
     def greedy(self) -> bool:
-        return self.params.temperature == 0
+        return self.temperature == 0
+
+    @property
+    def params(self) -> SamplingParams:
+        return _params(self.processors, self.temperature, self.seed)
 
     def law(self) -> Floats:
         """See `Sampled.law`."""
@@ -130,6 +140,12 @@ def run_session(case: Case, request: int) -> Sequence[int]:
     return session.tokens[len(PROMPT) :]
 
 
+def _params(processors: str, temperature: float, seed: int) -> SamplingParams:
+    return SamplingParams(
+        max_tokens=LENGTH, temperature=temperature, seed=seed, ignore_eos=True, **PROCESSORS[processors]
+    )
+
+
 def count_outcomes(samples: Sequence[Sequence[int]]) -> Ints:
     """How often each sequence of tokens came, [vocab] * length."""
     counts: Ints = np.zeros((VOCAB,) * LENGTH, dtype=np.int64)
@@ -140,13 +156,14 @@ def count_outcomes(samples: Sequence[Sequence[int]]) -> Ints:
 
 def cases(verifier: Verifier, seed: int, run: Run = run_session) -> Iterator[Case]:
     """Every temperature with every processor; shapes and drafts take turns beside them."""
-    for index, (temperature, (processors, options)) in enumerate(product(TEMPERATURES, PROCESSORS.items())):
+    for index, (temperature, processors) in enumerate(product(TEMPERATURES, PROCESSORS)):
         shape_name, shape = list(SHAPES.items())[index % len(SHAPES)]
         target = _toy(seed=2 * index)
         yield Case(
             verifier,
             processors,
-            SamplingParams(max_tokens=LENGTH, temperature=temperature, seed=seed, **options),
+            temperature,
+            seed,
             shape,
             shape_name,
             DRAFTS[index % len(DRAFTS)],
@@ -168,10 +185,12 @@ class EngineCase:
 
     verifier: str
     processors: str
-    params: SamplingParams
+    temperature: float
+    seed: int
     shape: TreeShape
     draft: str
     device: str
+    cost = 3
 
     @property
     def name(self) -> str:
@@ -185,7 +204,11 @@ class EngineCase:
 
     @property
     def greedy(self) -> bool:
-        return self.params.temperature == 0
+        return self.temperature == 0
+
+    @property
+    def params(self) -> SamplingParams:
+        return _params(self.processors, self.temperature, self.seed)
 
     def law(self) -> Floats:
         """See `Sampled.law`."""
@@ -214,7 +237,4 @@ def _engine(shape: TreeShape, verifier: str, draft: str, device: str) -> Engine:
 def engine_cases(verifier: str, seed: int, device: str) -> Iterator[EngineCase]:
     """A plain setting with a model's tree, and all processors with n-grams."""
     for processors, temperature, shape, draft in (("none", 1.0, "tree 6", "model"), ("all", 1.5, "star 2", "n-gram")):
-        params = SamplingParams(
-            max_tokens=LENGTH, temperature=temperature, seed=seed, ignore_eos=True, **PROCESSORS[processors]
-        )
-        yield EngineCase(verifier, processors, params, SHAPES[shape], draft, device)
+        yield EngineCase(verifier, processors, temperature, seed, SHAPES[shape], draft, device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -15,7 +16,7 @@ from sequoia.measure.joint_law import Run, Sampled, cases, count_outcomes, engin
 from sequoia.measure.parallel import mapped
 from sequoia.speculate.verify import VERIFIERS, Verifier
 
-SAMPLES = 300
+SAMPLES = 250
 _GREEDY_SAMPLES = 4  # a greedy law has one outcome; a few requests show whether it is always that one
 
 _TASK = 25  # requests between two signs of progress
@@ -169,7 +170,8 @@ def _sampled(verifier: Verifier, seed: int, run: Run, device: str | None) -> lis
 
 
 def _tasks(case: Sampled, samples: int) -> list[_Task]:
-    count = min(samples, _GREEDY_SAMPLES) if case.greedy else samples
+    count = math.ceil(samples / case.cost)
+    count = min(count, _GREEDY_SAMPLES) if case.greedy else count
     return [_Task(case, range(start, min(start + _TASK, count))) for start in range(0, count, _TASK)]
 
 
