@@ -48,7 +48,8 @@ class SamplingParams:
     ignore_eos: bool = False
     """Go on past the model's end-of-text token."""
     logprobs: int | None = None
-    """Report each token's log-probability under the target's processed distribution, and this many alternatives."""
+    """Report each token's log-probability under the target's own distribution, before any processor, and those of this
+    many most probable tokens."""
 
     def __post_init__(self) -> None:
         _require_integer("max_tokens", self.max_tokens, least=1)
