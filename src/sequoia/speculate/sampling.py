@@ -104,7 +104,7 @@ def draw_without_replacement(probs: Tensor, counts: Sequence[int], generator: to
     Returns:
         [rows, largest count] distinct columns, in the order drawn; what lies past a row's count has no meaning.
     """
-    left = probs.double()
+    left = probs.to(torch.float64, copy=True)
     coins = uniform((len(counts), max(counts)), generator)
     drawn = torch.zeros(coins.shape, dtype=torch.long, device=probs.device)
     for rank in range(max(counts)):
