@@ -673,3 +673,16 @@ def test_logits_that_are_no_distribution_are_one_clear_error(who: str, value: fl
     with pytest.raises(ModelError, match=f"the {who}'s logits are no distribution") as error:
         _rounds(session)
     assert "\n" not in str(error.value)
+
+
+def test_a_round_that_failed_can_be_taken_again() -> None:
+    """A round interrupted after the target's pass leaves a session that goes on as if unbroken."""
+    expected = _session(_BUSHY, TARGET, ModelDraft(DRAFT, _VOCAB).start(), max_tokens=20, temperature=1, seed=1)
+    _rounds(expected)
+    broken = _BreaksAfter(TARGET.table, 4, math.nan)
+    session = _session(_BUSHY, broken, ModelDraft(DRAFT, _VOCAB).start(), max_tokens=20, temperature=1, seed=1)
+    with pytest.raises(ModelError):
+        _rounds(session)
+    broken._left = 1000
+    _rounds(session)
+    assert session.tokens == expected.tokens

@@ -63,6 +63,8 @@ class ModelProposer:
             self.cache.keep(self._root, [self._root + row for row in rows])
 
     def _catch_up(self, tokens: Sequence[int]) -> Tensor:
+        """[1, vocab] logits at the last of `tokens`."""
+        self.cache.truncate(min(self.cache.length, self._root))  # a round that was interrupted leaves its guesses
         while True:
             rows = torch.tensor(tokens[self.cache.length :][:_PREFILL_ROWS], device=self._model.device)
             logits = self._model.forward(rows, self.cache, last_only=True)

@@ -38,6 +38,8 @@ class Processors:
 
     def observe(self, tokens: Iterable[int]) -> None:
         """Add emitted tokens to the context of everything that follows."""
+        if not self.read_paths:
+            return
         for token in tokens:
             self._seen[token] = True
             self._counts[token] += 1

@@ -128,8 +128,9 @@ class Session:
 
     def step(self) -> Round:
         """One round: draft, verify, keep. Emits at least one token; not to be called once `finish_reason` is set."""
-        self.prefill()
         root = len(self.tokens) - 1
+        self.cache.truncate(min(self.cache.length, root))  # a round that was interrupted leaves its tree
+        self.prefill()
         tree = self._propose(self._layout(root))
         logits = self._target.forward(tree.tokens, self.cache, tree.layout.block(root))
         target_probs = TargetRows(logits, tree, self._processors)
