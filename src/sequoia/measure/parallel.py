@@ -5,15 +5,19 @@ from __future__ import annotations
 import multiprocessing
 import signal
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
+from itertools import islice
 from typing import TypeVar
 
 import torch
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
+
+_AHEAD = 8  # tasks waiting for each worker: few, so that leaving early is quick
 
 
 @contextmanager
@@ -27,13 +31,24 @@ def mapped(work: Callable[[Task], Result], tasks: Sequence[Task], workers: int) 
             yield map(work, tasks)
         return
     spawn = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
-    pool = ProcessPoolExecutor(min(workers, len(tasks) or 1), mp_context=spawn, initializer=_use_one_thread)
+    pool = ProcessPoolExecutor(workers, mp_context=spawn, initializer=_use_one_thread)
     try:
-        with _interrupts_ignored():
-            futures: list[Future[Result]] = [pool.submit(work, task) for task in tasks]
-        yield (future.result() for future in futures)
+        waiting = iter(tasks)
+        with _interrupts_ignored():  # the first tasks start the processes
+            begun = deque(pool.submit(work, task) for task in islice(waiting, workers))
+        begun.extend(pool.submit(work, task) for task in islice(waiting, workers * _AHEAD))
+        yield _results(pool, work, waiting, begun)
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def _results(
+    pool: ProcessPoolExecutor, work: Callable[[Task], Result], waiting: Iterator[Task], begun: deque[Future[Result]]
+) -> Iterator[Result]:
+    while begun:
+        result = begun.popleft().result()
+        begun.extend(pool.submit(work, task) for task in islice(waiting, 1))
+        yield result
 
 
 @contextmanager
