@@ -234,7 +234,7 @@ def _on_a_terminal(*arguments, script=None, **environment):
 def test_colour_on_a_terminal_unless_refused(monkeypatch):
     monkeypatch.delenv("NO_COLOR", raising=False)
     arguments = ("tree", "show", "chain:0")
-    assert "\x1b[1;31merror:\x1b[0m depth" in _on_a_terminal(*arguments)
+    assert "\x1b[1;31merror:\x1b[0m tree" in _on_a_terminal(*arguments)
     assert "\x1b" not in _on_a_terminal(*arguments, NO_COLOR="1")
 
 

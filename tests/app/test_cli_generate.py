@@ -202,7 +202,7 @@ def test_profile_plans_the_tree(cli, tiny, tmp_path):
         (["hi", "--system", "w3", "--raw"], 2, "--system needs the chat template"),
         (["hi", "--tree", "chain:-3"], 2, "depth must be an integer of at least 1, not -3"),
         (["hi", "--tree", "optimal:0x4"], 2, "size must be an integer of at least 1, not 0"),
-        (["hi", "--tree", "forest"], 2, "'forest' is no tree"),
+        (["hi", "--tree", "forest"], 2, "tree forest: no such form"),
         (["hi", "--tree", "missing.json"], 1, "cannot read missing.json"),
         (["hi", "--tree", "damaged.json"], 1, "damaged.json is not valid JSON"),
         (["hi", "--tree", "unknown.json"], 1, "unknown.json: unknown key 'colour'"),

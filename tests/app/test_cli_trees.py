@@ -85,7 +85,7 @@ def test_a_failed_write_leaves_nothing(cli, tmp_path):
     ("arguments", "code", "message"),
     [
         (["show", "chain:-3"], 2, "depth must be an integer of at least 1, not -3"),
-        (["show", "forest"], 2, "'forest' is no tree"),
+        (["show", "forest"], 2, "tree forest: no such form"),
         (["show", "missing.json"], 1, "cannot read missing.json"),
         (["optimal", "0x4"], 2, "size must be an integer of at least 1, not 0"),
         (["optimal", "16", "--", "-1"], 2, "depth must be an integer of at least 0, not -1"),

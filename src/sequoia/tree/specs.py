@@ -28,6 +28,13 @@ def parse_tree(spec: str, profile: AcceptanceProfile | None = None) -> TreeShape
         UsageError: no such form, a number out of range, or an optimal tree without a profile.
         FileError: the shape file is missing or damaged.
     """
+    try:
+        return _parsed(spec, profile)
+    except UsageError as error:
+        raise UsageError(f"tree {spec}: {error}") from error
+
+
+def _parsed(spec: str, profile: AcceptanceProfile | None) -> TreeShape:
     if spec == "off":
         return TreeShape.root_only()
     if single := re.fullmatch(r"chain:(-?\d{1,9})", spec):
@@ -37,10 +44,10 @@ def parse_tree(spec: str, profile: AcceptanceProfile | None = None) -> TreeShape
         return _optimal(profile, first, second) if pair[1] == "optimal" else _PAIRS[pair[1]](first, second)
     if spec.endswith(".json") or os.sep in spec or os.path.isfile(spec):
         return TreeShape.load(spec)
-    raise UsageError(f"{spec!r} is no tree. Give {TREE_FORMS}.")
+    raise UsageError(f"no such form. Give {TREE_FORMS}.")
 
 
 def _optimal(profile: AcceptanceProfile | None, size: int, depth: int) -> TreeShape:
     if profile is None:
-        raise UsageError(f"optimal:{size}x{depth} is planned from an acceptance profile. Add --profile FILE.")
+        raise UsageError("it is planned from an acceptance profile. Add --profile FILE.")
     return optimal_shape(profile, size, depth)
