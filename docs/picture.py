@@ -66,7 +66,7 @@ def draw(engine: Engine, outcome: Round) -> str:
     parts += [_box(*spots[n], words[n], ACCEPTED if n in accepted else FADED, n in accepted) for n in range(shape.size)]
     x, y = spots[end]
     parts.append(f'<text x="{x + 102}" y="{y - 9}" fill="{ACCEPTED}" font-size="13">+ {escape(after)!s}</text>')
-    width, height = PAD * 2 + shape.depth * COLUMN + 110, PAD * 2 + (max(rows) + 1) * ROW + 26
+    width, height = PAD * 2 + shape.depth * COLUMN + 150, PAD * 2 + (max(rows) + 1) * ROW + 26
     count = len(outcome.verdict.path) + 1
     caption = f"one pass of the target checked {shape.size} nodes and emitted {count} tokens"
     parts.append(f'<text x="{PAD}" y="{height - 14}" fill="{INK}" font-size="14">{caption}</text>')

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sequoia.measure.joint_law import PROMPT, VOCAB, Case, Run, run_session
+from sequoia.measure.joint_law import PROMPT, SHAPES, VOCAB, Case, Run, run_session
 from sequoia.measure.selftest import SelfTest, run_selftest
 from sequoia.measure.toy import ToyCache
 from sequoia.speculate import verify as verify_module
@@ -99,7 +99,9 @@ def with_session(spoil: Callable[[Session, Case, int], None]) -> Run:
     """The loop with something in its session replaced."""
 
     def run(case: Case, request: int) -> Sequence[int]:
-        session = Session(case.target, case.proposer(), case.shape, case.verifier, PROMPT, case.params, request=request)
+        session = Session(
+            case.target, case.proposer(), SHAPES[case.shape], case.verifier, PROMPT, case.params, request=request
+        )
         spoil(session, case, request)
         while session.finish_reason is None:
             session.step()
@@ -282,4 +284,4 @@ def test_the_record_is_plain_data() -> None:
     record = json.loads(json.dumps(prove(samples=5).to_dict()))
     assert record["ok"] is True
     assert record["verifiers"][0]["name"] == "sequoia"
-    assert len(record["verifiers"][0]["cases"]) == 28
+    assert len(record["verifiers"][0]["cases"]) == 29

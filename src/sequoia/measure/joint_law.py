@@ -57,8 +57,6 @@ SHAPES = {
     "chain 2": TreeShape.chain(2),
 }
 DRAFTS = ("model", "padded model", "n-gram")
-_DRAFT_SHARES = (0.3, 1.0)  # of another model in a model's draft: one that is mostly right, one that knows nothing
-_REPEATS = 1.0
 
 
 class Sampled(Protocol):
@@ -72,8 +70,8 @@ class Sampled(Protocol):
         """Whether the law has one outcome."""
 
     @property
-    def cost(self) -> int:
-        """How many requests of the toy models one of these is worth."""
+    def effort(self) -> float:
+        """How many samples to take of it, to one of an ordinary law."""
 
     def law(self) -> Floats:
         """[vocab] * length, from the target's logits alone."""
@@ -90,18 +88,17 @@ class Case:
     processors: str
     temperature: float
     seed: int
-    shape: TreeShape
-    shape_name: str
+    shape: str
     draft: str
     target: ToyModel
     draft_model: ToyModel
     run: Run
-    cost = 1
+    effort: float = 1.0
 
     @property
     def name(self) -> str:
         temperature = f"temperature {self.temperature:g}"
-        return f"{self.verifier.name}, {temperature}, {self.processors}, {self.shape_name}, {self.draft} draft"
+        return f"{self.verifier.name}, {temperature}, {self.processors}, {self.shape}, {self.draft} draft"
 
     @property
     def greedy(self) -> bool:
@@ -133,7 +130,14 @@ Run = Callable[[Case, int], Sequence[int]]
 def run_session(case: Case, request: int) -> Sequence[int]:
     """One request through the loop as it is."""
     session = Session(
-        case.target, case.proposer(), case.shape, case.verifier, PROMPT, case.params, frozenset(), request=request
+        case.target,
+        case.proposer(),
+        SHAPES[case.shape],
+        case.verifier,
+        PROMPT,
+        case.params,
+        frozenset(),
+        request=request,
     )
     while session.finish_reason is None:
         session.step()
@@ -155,28 +159,26 @@ def count_outcomes(samples: Sequence[Sequence[int]]) -> Ints:
 
 
 def cases(verifier: Verifier, seed: int, run: Run = run_session) -> Iterator[Case]:
-    """Every temperature with every processor; shapes and drafts take turns beside them."""
+    """Every temperature with every processor, where shapes and drafts take turns beside them; and one law to sample
+    at length, whose draft is so wrong that most rounds end in a residual."""
     for index, (temperature, processors) in enumerate(product(TEMPERATURES, PROCESSORS)):
-        shape_name, shape = list(SHAPES.items())[index % len(SHAPES)]
-        target = _toy(seed=2 * index)
-        yield Case(
-            verifier,
-            processors,
-            temperature,
-            seed,
-            shape,
-            shape_name,
-            DRAFTS[index % len(DRAFTS)],
-            target,
-            target.blended(_toy(seed=2 * index + 1), _DRAFT_SHARES[index % len(_DRAFT_SHARES)]),
-            run,
-        )
+        shape, draft = list(SHAPES)[index % len(SHAPES)], DRAFTS[index % len(DRAFTS)]
+        target = _toy(2 * index)
+        draft_model = _overconfident(2 * index + 1) if index % 2 else target.blended(_toy(2 * index + 1), share=0.3)
+        yield Case(verifier, processors, temperature, seed, shape, draft, target, draft_model, run)
+    flat = ToyModel.random(VOCAB, seed=1, spread=0.3)
+    yield Case(verifier, "none", 1.0, seed, "chain 1", "wrong model", flat, _overconfident(2), run, effort=4)
 
 
 def _toy(seed: int) -> ToyModel:
     """A model that tends to repeat itself, so that penalties matter."""
     model = ToyModel.random(VOCAB, seed)
-    return ToyModel(model.table + _REPEATS * torch.eye(VOCAB))
+    return ToyModel(model.table + torch.eye(VOCAB))
+
+
+def _overconfident(seed: int) -> ToyModel:
+    """A draft that is sure of tokens of its own: rejected often, it leaves much to the next token."""
+    return ToyModel(3 * ToyModel.random(VOCAB, seed).table)
 
 
 @dataclass(frozen=True)
@@ -190,7 +192,7 @@ class EngineCase:
     shape: TreeShape
     draft: str
     device: str
-    cost = 3
+    effort = 1 / 3  # for each request takes longer
 
     @property
     def name(self) -> str:

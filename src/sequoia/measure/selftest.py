@@ -170,7 +170,7 @@ def _sampled(verifier: Verifier, seed: int, run: Run, device: str | None) -> lis
 
 
 def _tasks(case: Sampled, samples: int) -> list[_Task]:
-    count = math.ceil(samples / case.cost)
+    count = math.ceil(samples * case.effort)
     count = min(count, _GREEDY_SAMPLES) if case.greedy else count
     return [_Task(case, range(start, min(start + _TASK, count))) for start in range(0, count, _TASK)]
 
