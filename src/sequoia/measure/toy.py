@@ -57,14 +57,14 @@ class ToyModel:
     def new_cache(self) -> ToyCache:
         return ToyCache()
 
-    def forward(self, tokens: Tensor, cache: ToyCache, block: Block | None = None, last_only: bool = False) -> Tensor:
+    def forward(self, tokens: Tensor, cache: ToyCache, block: Block | None = None, last: int | None = None) -> Tensor:
         """See `LanguageModel.forward`."""
         count = len(tokens)
         block = block or Block.linear(cache.length, count, self.device)
         cache.tokens += tokens.tolist()
         start = cache.length - len(block.positions)
         positions, visible = block.positions.tolist(), block.visible.tolist()
-        pairs = [self._pair(cache.tokens, start, positions, row) for row in (visible[-1:] if last_only else visible)]
+        pairs = [self._pair(cache.tokens, start, positions, row) for row in visible[-(last or count) :]]
         return self.table[[pair[0] for pair in pairs], [pair[1] for pair in pairs]]
 
     def logits_after(self, tokens: Sequence[int]) -> Tensor:
