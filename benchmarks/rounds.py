@@ -64,7 +64,6 @@ def rounds(
 ) -> list[tuple[float, float]]:
     """(seconds, seconds in forwards) of each full-sized round, the first left out as warm-up."""
     session = Session(target, draft.start(), engine.shape, engine.verifier, prompt, params)
-    session.prefill()
     session.step()
     measured = []
     while session.finish_reason is None:

@@ -196,14 +196,13 @@ def _draft(draft: Any, target: CausalLM, dtype: str | torch.dtype, notice: Calla
 
 
 def _chunks(session: Session, stats: Stats, text: _TextOut) -> Iterator[Chunk]:
-    started = time.perf_counter()
-    session.prefill()
-    stats.prefill_seconds = time.perf_counter() - started
     while session.finish_reason is None and not text.stopped:
         started = time.perf_counter()
         round_ = session.step()
         stats.add(round_)
         stats.seconds += time.perf_counter() - started
+        if stats.rounds == 1:
+            stats.first_round_seconds = stats.seconds
         piece, count = text.add(round_.token_ids, last=session.finish_reason is not None)
         stats.cut(len(round_.token_ids) - count)
         logprobs = None if round_.logprobs is None else round_.logprobs[:count]

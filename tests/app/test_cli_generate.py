@@ -75,7 +75,7 @@ def test_json_is_one_object(cli, tiny, engine):
     found = json.loads(outcome.out)
     assert outcome.out.count("\n") == 1
     stats = found.pop("stats")
-    timed = {"seconds", "prefill_seconds", "tokens_per_second"}
+    timed = {"seconds", "first_round_seconds", "tokens_per_second"}
     derived = {"mean_accepted_length": expected.stats.mean_accepted_length}
     assert {key: value for key, value in stats.items() if key not in timed} == {
         key: value for key, value in (asdict(expected.stats) | derived).items() if key not in timed
@@ -110,7 +110,15 @@ def test_stats_fit_the_terminal(cli, tiny, monkeypatch, columns):
     outcome = cli("generate", "w3 w4", "--target", tiny, *flags)
     table = outcome.err.splitlines()[1:-1]
     assert max(map(len, table)) <= int(columns)
-    for row in ("rounds", "tokens emitted", "drafted", "accepted", "cut at the end", "prefill", "first token after"):
+    for row in (
+        "rounds",
+        "tokens emitted",
+        "drafted",
+        "accepted",
+        "cut at the end",
+        "first round",
+        "first token after",
+    ):
         assert any(line.startswith(row) for line in table), row
     start_ = next(index for index, line in enumerate(table) if line.split()[:2] == ["depth", "visits"])
     shares = [float(share) for share in table[start_ + 1].split()[2:]]

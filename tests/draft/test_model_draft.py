@@ -30,9 +30,9 @@ class _Counted(ToyModel):
         super().__init__(table)
         self.rows: list[int] = []
 
-    def forward(self, tokens: Tensor, cache: Any, block: Block | None = None, last_only: bool = False) -> Tensor:
+    def forward(self, tokens: Tensor, cache: Any, block: Block | None = None, last: int | None = None) -> Tensor:
         self.rows.append(len(tokens))
-        return super().forward(tokens, cache, block, last_only)
+        return super().forward(tokens, cache, block, last)
 
 
 @pytest.fixture

@@ -66,9 +66,9 @@ def test_any_cut_of_a_text_into_forwards_gives_the_same_logits(model: CausalLM, 
     assert cache.length == 20
 
 
-def test_last_only_gives_one_row(model: CausalLM) -> None:
+def test_last_gives_that_many_rows(model: CausalLM) -> None:
     ids = _ids(9)
-    found = model.forward(ids, model.new_cache(), last_only=True)
+    found = model.forward(ids, model.new_cache(), last=1)
     assert found.shape == (1, 64)
     torch.testing.assert_close(found[0], _linear(model, ids)[-1], rtol=1e-4, atol=1e-4)
 

@@ -71,29 +71,29 @@ def _wrapped(model: Any, kind: type[CausalLM] = CausalLM, dtype: str = "fp32") -
 class _PositionByIndex(CausalLM):
     """CASES 15: position = place in the cache."""
 
-    def forward(self, tokens: Tensor, cache: Any, block: Block | None = None, last_only: bool = False) -> Tensor:
+    def forward(self, tokens: Tensor, cache: Any, block: Block | None = None, last: int | None = None) -> Tensor:
         if block is not None:
             start = cache.length + len(tokens) - len(block.positions)
             block = Block(start + torch.arange(len(block.positions)), block.visible)
-        return super().forward(tokens, cache, block, last_only)
+        return super().forward(tokens, cache, block, last)
 
 
 class _SiblingsVisible(CausalLM):
     """Every earlier node is visible."""
 
-    def forward(self, tokens: Tensor, cache: Any, block: Block | None = None, last_only: bool = False) -> Tensor:
+    def forward(self, tokens: Tensor, cache: Any, block: Block | None = None, last: int | None = None) -> Tensor:
         if block is not None:
             block = Block(block.positions, torch.ones_like(block.visible).tril())
-        return super().forward(tokens, cache, block, last_only)
+        return super().forward(tokens, cache, block, last)
 
 
 class _AncestorsHidden(CausalLM):
     """A node sees the prefix and itself only."""
 
-    def forward(self, tokens: Tensor, cache: Any, block: Block | None = None, last_only: bool = False) -> Tensor:
+    def forward(self, tokens: Tensor, cache: Any, block: Block | None = None, last: int | None = None) -> Tensor:
         if block is not None:
             block = Block(block.positions, torch.eye(len(tokens), dtype=torch.bool))
-        return super().forward(tokens, cache, block, last_only)
+        return super().forward(tokens, cache, block, last)
 
 
 class _FirstSlotsKept(KVCache):
@@ -196,7 +196,7 @@ def test_a_context_too_short_for_any_tree_is_refused(context: int) -> None:
 
 
 class _Failing(CausalLM):
-    def forward(self, tokens: Tensor, cache: Any, block: Block | None = None, last_only: bool = False) -> Tensor:
+    def forward(self, tokens: Tensor, cache: Any, block: Block | None = None, last: int | None = None) -> Tensor:
         raise RuntimeError("shapes do not match:\n  [1, 2]\n  [3]")
 
 
@@ -209,8 +209,8 @@ def test_a_failing_forward_is_one_line() -> None:
 
 
 class _NaN(CausalLM):
-    def forward(self, tokens: Tensor, cache: Any, block: Block | None = None, last_only: bool = False) -> Tensor:
-        return super().forward(tokens, cache, block, last_only) * torch.nan
+    def forward(self, tokens: Tensor, cache: Any, block: Block | None = None, last: int | None = None) -> Tensor:
+        return super().forward(tokens, cache, block, last) * torch.nan
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])

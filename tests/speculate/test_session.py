@@ -531,10 +531,10 @@ def test_21_none_without_asking_and_all_of_a_small_vocabulary() -> None:
 class _Bounded(ToyModel):
     """Refuses positions past its context, as a table of learned positions does."""
 
-    def forward(self, tokens: Tensor, cache: Any, block: Block | None = None, last_only: bool = False) -> Tensor:
-        last = cache.length + len(tokens) - 1 if block is None else int(block.positions.max())
-        assert self.context_length is None or last < self.context_length
-        return super().forward(tokens, cache, block, last_only)
+    def forward(self, tokens: Tensor, cache: Any, block: Block | None = None, last: int | None = None) -> Tensor:
+        farthest = cache.length + len(tokens) - 1 if block is None else int(block.positions.max())
+        assert self.context_length is None or farthest < self.context_length
+        return super().forward(tokens, cache, block, last)
 
 
 @pytest.mark.parametrize("shape", _SHAPES)
@@ -647,9 +647,9 @@ class _BreaksAfter(ToyModel):
         super().__init__(table)
         self._left, self._value = forwards, value
 
-    def forward(self, tokens: Tensor, cache: Any, block: Block | None = None, last_only: bool = False) -> Tensor:
+    def forward(self, tokens: Tensor, cache: Any, block: Block | None = None, last: int | None = None) -> Tensor:
         self._left -= 1
-        logits = super().forward(tokens, cache, block, last_only)
+        logits = super().forward(tokens, cache, block, last)
         return logits if self._left >= 0 else torch.full_like(logits, self._value)
 
 

@@ -103,7 +103,7 @@ def _stats(stats: Stats) -> dict[str, Any]:
         "cut_tokens": stats.cut_tokens,
         "mean_accepted_length": stats.mean_accepted_length,
         "seconds": stats.seconds,
-        "prefill_seconds": stats.prefill_seconds,
+        "first_round_seconds": stats.first_round_seconds,
         "tokens_per_second": stats.tokens_per_second,
         "visits": stats.visits,
         "accepted": stats.accepted,
@@ -129,9 +129,9 @@ def _counts(answer: Answer, stats: Stats) -> Table:
         ("drafted", f"{stats.drafted_tokens:,}"),
         ("accepted", f"{stats.accepted_tokens:,}"),
         ("cut at the end", f"{stats.cut_tokens:,}"),
-        ("prefill", _seconds(stats.prefill_seconds)),
+        ("first round", _seconds(stats.first_round_seconds)),
         ("first token after", _seconds(answer.first_token_seconds)),
-        ("per round", f"{1000 * stats.seconds / stats.rounds:.1f} ms" if stats.rounds else "–"),
+        ("later rounds", _later_rounds(stats)),
     ]
     table = Table(box=None, show_header=False, padding=(0, 1), pad_edge=False)
     table.add_column()
@@ -190,6 +190,11 @@ def _draft_name(engine: Engine) -> str:
         return "n-gram"
     loaded = getattr(getattr(engine.draft, "model", None), "loaded", None)
     return str(getattr(loaded, "name", type(engine.draft).__name__))
+
+
+def _later_rounds(stats: Stats) -> str:
+    later = stats.rounds - 1
+    return f"{1000 * (stats.seconds - stats.first_round_seconds) / later:.1f} ms each" if later > 0 else "–"
 
 
 def _seconds(seconds: float | None) -> str:

@@ -67,6 +67,6 @@ class ModelProposer:
         self.cache.truncate(min(self.cache.length, self._root))  # a round that was interrupted leaves its guesses
         while True:
             rows = torch.tensor(tokens[self.cache.length :][:_PREFILL_ROWS], device=self._model.device)
-            logits = self._model.forward(rows, self.cache, last_only=True)
+            logits = self._model.forward(rows, self.cache, last=1)
             if self.cache.length == len(tokens):
                 return logits

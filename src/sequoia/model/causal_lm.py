@@ -46,15 +46,15 @@ class CausalLM:
         return KVCache()
 
     @torch.inference_mode()
-    def forward(self, tokens: Tensor, cache: KVCache, block: Block | None = None, last_only: bool = False) -> Tensor:
+    def forward(self, tokens: Tensor, cache: KVCache, block: Block | None = None, last: int | None = None) -> Tensor:
         """See `LanguageModel.forward`."""
         count = len(tokens)
         block = block or Block.linear(cache.length, count, self.device)
         arguments: dict[str, Any] = {self._cache_argument: cache}
         if self.takes_positions:
             arguments["position_ids"] = block.positions[None, -count:]
-        if last_only and self._can_skip_logits:
-            arguments["logits_to_keep"] = 1
+        if last is not None and self._can_skip_logits:
+            arguments["logits_to_keep"] = last
         output = self.loaded.model(
             input_ids=tokens[None],
             attention_mask=self._masks(cache.length, count, block),
@@ -64,11 +64,13 @@ class CausalLM:
         )
         cache.append(count)
         logits: Tensor = output.logits[0]
-        return logits[-1:] if last_only else logits
+        return logits if last is None else logits[-last:]
 
-    def _masks(self, length: int, count: int, block: Block) -> Tensor | dict[str, Tensor]:
+    def _masks(self, length: int, count: int, block: Block) -> Tensor | dict[str, Tensor] | None:
         """Additive masks [1, 1, n, slots]: one tensor, or one for each kind of layer where a model mixes them."""
         width = block.visible.shape[1]
+        if width == 1 and self.window is None:
+            return None  # a single row sees every slot
         allowed = torch.ones(count, length + count, dtype=torch.bool, device=self.device)
         allowed[:, length + count - width :] = block.visible
         window = self.window

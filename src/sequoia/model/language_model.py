@@ -51,15 +51,15 @@ class LanguageModel(Protocol):
 
     def new_cache(self) -> Cache: ...
 
-    def forward(self, tokens: Tensor, cache: Any, block: Block | None = None, last_only: bool = False) -> Tensor:
+    def forward(self, tokens: Tensor, cache: Any, block: Block | None = None, last: int | None = None) -> Tensor:
         """Append rows to the cache and return their logits.
 
         Args:
             tokens: [n] token ids.
             cache: a cache made by `new_cache`; its length grows by n.
             block: how the newest slots see each other; None continues linearly.
-            last_only: logits of the last row alone are needed.
+            last: how many rows' logits are needed, counted from the end; None needs all.
 
         Returns:
-            [n, vocab_size] logits, or [1, vocab_size] with `last_only`.
+            [n, vocab_size] logits, or [last, vocab_size].
         """

@@ -81,7 +81,7 @@ def _typical_error(model: CausalLM) -> float:
     prefix, nodes, after = ids[:length], ids[length:-_AFTER], ids[-_AFTER:]
 
     cache = model.new_cache()
-    model.forward(prefix, cache, last_only=True)
+    model.forward(prefix, cache, last=1)
     tree = model.forward(nodes, cache, _block(length, model.device))
     linear = [_linear(model, torch.cat([prefix, nodes[list(path)]]))[length:] for path in _LEAVES]
     first = {node: run[depth] for path, run in zip(_LEAVES, linear, strict=True) for depth, node in enumerate(path)}

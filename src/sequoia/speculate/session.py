@@ -120,25 +120,27 @@ class Session:
         room = params.max_tokens if target.context_length is None else target.context_length - len(prompt)
         self._most_tokens = len(prompt) + min(params.max_tokens, room)
 
-    def prefill(self) -> None:
-        """Bring the target's cache up to the root; `step` does so by itself."""
-        while len(pending := self.tokens[self.cache.length : -1]) > 0:
-            rows = torch.tensor(pending[:_PREFILL_ROWS], device=self._target.device)
-            self._target.forward(rows, self.cache, last_only=True)
-
     def step(self) -> Round:
         """One round: draft, verify, keep. Emits at least one token; not to be called once `finish_reason` is set."""
         root = len(self.tokens) - 1
-        self.cache.truncate(min(self.cache.length, root))  # a round that was interrupted leaves its tree
-        self.prefill()
         tree = self._propose(self._layout(root))
-        logits = self._target.forward(tree.tokens, self.cache, tree.layout.block(root))
+        logits = self._logits(root, tree)
         target_probs = TargetRows(logits, tree, self._processors)
         verdict = verify(tree, target_probs, self._verifier, self._noise.generator(self._rounds, Purpose.VERIFY))
         emitted = self._cut([*tree.tokens[list(verdict.path)].tolist(), verdict.next_token])
         self._keep(root, tree, verdict.path[: len(emitted) - 1])
         self._extend(emitted)
         return Round(tuple(emitted), tree, verdict, self.finish_reason, self._logprobs(target_probs, verdict, emitted))
+
+    def _logits(self, root: int, tree: TokenTree) -> Tensor:
+        """[size, vocab] the target's logits over the tree, in one pass with what is left of the prompt."""
+        self.cache.truncate(min(self.cache.length, root))  # a round that was interrupted leaves its tree
+        while root - self.cache.length > _PREFILL_ROWS:
+            rows = self.tokens[self.cache.length :][:_PREFILL_ROWS]
+            self._target.forward(torch.tensor(rows, device=self._target.device), self.cache, last=1)
+        pending = torch.tensor(self.tokens[self.cache.length : root], dtype=torch.long, device=self._target.device)
+        block = tree.layout.block(root, len(pending))
+        return self._target.forward(torch.cat([pending, tree.tokens]), self.cache, block, last=tree.shape.size)
 
     def _layout(self, root: int) -> TreeLayout:
         """The shape, no deeper than tokens may still be emitted and both models have positions."""

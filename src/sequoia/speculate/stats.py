@@ -23,8 +23,8 @@ class Stats:
     accepted: list[list[int]] = field(
         default_factory=list
     )  # by depth and rank: visits whose accepted child had that rank
-    prefill_seconds: float = 0.0
-    seconds: float = 0.0  # decoding, prefill apart
+    first_round_seconds: float = 0.0  # the prompt's pass and the first round, which are one
+    seconds: float = 0.0  # all rounds
 
     @property
     def mean_accepted_length(self) -> float:
@@ -53,7 +53,7 @@ class Stats:
         """Add another request's counts and seconds."""
         for name in ("rounds", "emitted_tokens", "drafted_tokens", "accepted_tokens", "cut_tokens"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.prefill_seconds += other.prefill_seconds
+        self.first_round_seconds += other.first_round_seconds
         self.seconds += other.seconds
         for depth, (visits, ranks) in enumerate(zip(other.visits, other.accepted, strict=True)):
             self._at(depth)

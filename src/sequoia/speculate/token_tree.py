@@ -34,9 +34,16 @@ class TreeLayout:
         self._inner_depths = self.depths[inner]
         self._inner_ancestors = self.ancestors[inner][:, inner]
 
-    def block(self, position: int) -> Block:
-        """All nodes as the rows of the target's pass, with the root at `position`."""
-        return Block(position + self.depths, self.ancestors)
+    def block(self, position: int, pending: int = 0) -> Block:
+        """The rows of the target's pass: `pending` tokens that lead up to the root at `position`, then all nodes."""
+        if pending == 0:
+            return Block(position + self.depths, self.ancestors)
+        lead = Block.linear(position - pending, pending, self.device)
+        visible = torch.ones(pending + self.shape.size, pending + self.shape.size, dtype=torch.bool, device=self.device)
+        visible[:pending] = False
+        visible[:pending, :pending] = lead.visible
+        visible[pending:, pending:] = self.ancestors
+        return Block(torch.cat([lead.positions, position + self.depths]), visible)
 
     def level_block(self, depth: int, position: int) -> Block:
         """The inner nodes at `depth` as new rows of a draft that holds all inner nodes above them."""
