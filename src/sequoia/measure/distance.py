@@ -14,7 +14,7 @@ from sequoia.measure.reference import Floats
 Ints = NDArray[np.int64]
 
 _NULL_DRAWS = 4000  # samples of the exact law that noise and its deviation are taken from
-# A correct program fails for fewer than one seed in 1e5, over all of some hundred limits. In up to 1e6 simulated samples
+# A correct program fails for fewer than one seed in 1e5, over all of some hundred limits. In 3e5 to 1e6 simulations
 # of each law used here, the distance came once in 1e5 to 6.5 standard deviations above its mean for the law with three
 # outcomes (near half-normal) and to 4.7 … 6.1 for the others, and each further factor of 10 took 0.6 to 1.2. Means over
 # many laws are close to normal, whose tail beyond 6 is 1e-9.
