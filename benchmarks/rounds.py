@@ -127,7 +127,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--tokens", type=int, default=48)
-    parser.add_argument("--prompts", type=int, default=6)
+    parser.add_argument("--prompts", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=2)
     options = parser.parse_args()
     engine = sequoia.load(tree="optimal:32x8", dtype=options.dtype)

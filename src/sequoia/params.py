@@ -39,7 +39,7 @@ class SamplingParams:
     """Subtracted from the logits of tokens in the output."""
     frequency_penalty: float = 0.0
     """Subtracted from the logits of tokens in the output once per occurrence."""
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
     """Token id to an amount added to its logit; -inf bans the token."""
     seed: int | None = None
     """Repeats a run exactly; None draws fresh noise each time."""
@@ -67,6 +67,11 @@ class SamplingParams:
             _require_integer("logprobs", self.logprobs, least=0)
         object.__setattr__(self, "stop", _stop_strings(self.stop))
         object.__setattr__(self, "logit_bias", _logit_bias(self.logit_bias))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The read-only view that guards `logit_bias` can be neither pickled nor copied.
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return type(self).from_dict, (values | {"logit_bias": dict(self.logit_bias)},)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> SamplingParams:

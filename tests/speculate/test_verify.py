@@ -271,6 +271,20 @@ def walk(
 
 
 @every_verifier
+def test_a_tree_decided_in_one_batch_is_decided_node_by_node(verifier: Verifier) -> None:
+    """As on a GPU, leaves among the inner nodes."""
+    shape = TreeShape((-1, 0, 0, 1, 1, 1, 2, 6))
+    tree = token_tree(shape, [0, 1, 2, 3, 0, 4, 2, 1], random_rows(1, 5))
+    target, coins = random_rows(8, 5, seed=1), torch.rand(8, 4, dtype=torch.float64)
+
+    def decide(nodes: Sequence[int]) -> dict[int, object]:
+        return dict(verify_module._decide(tree, nodes, lambda at: target[list(at)], verifier.rule, coins))
+
+    together = decide(range(8))
+    assert together == {node: decide([node])[node] for node in range(8)}
+
+
+@every_verifier
 @pytest.mark.parametrize("coin", [0.0, ALMOST_ONE])
 @pytest.mark.parametrize("impossible", [0, 1, 2])
 def test_no_coin_emits_an_impossible_token(

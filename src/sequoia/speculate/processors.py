@@ -68,22 +68,21 @@ class Processors:
             [rows, candidates] in 32 bit.
 
         Raises:
-            ModelError: a row is no distribution (NaN, +inf, or nothing but -inf).
+            ModelError: a row is no distribution (NaN, +inf, or nothing but -inf), or every token is banned.
         """
         scores = logits.float()
+        if not torch.isfinite(scores.amax(-1)).all():
+            raise ModelError(
+                f"the {model}'s logits are no distribution (NaN or infinite). Check its weights and dtype."
+            )
         if self._bias is not None:
-            scores = scores + _columns(self._bias, candidates)
+            scores = _biased(scores, _columns(self._bias, candidates), model)
         if self.read_paths:
             counts = _path_counts(paths, len(self._seen), scores.device)
             if self._repeats:
                 scores = self._penalise_repetition(scores, _columns(self._seen | (counts > 0), candidates))
             if self._counts_output:
                 scores = self._penalise_output(scores, _columns(self._counts + counts, candidates))
-        if not torch.isfinite(scores.amax(-1)).all():
-            raise ModelError(
-                f"the {model}'s logits are no distribution (NaN, infinite, or every token banned). "
-                "Check the model's weights and dtype, and logit_bias."
-            )
         return scores
 
     def probs(self, scores: Tensor) -> Tensor:
@@ -111,6 +110,17 @@ class Processors:
 
     def _penalise_output(self, scores: Tensor, counts: Tensor) -> Tensor:
         return scores - self.params.frequency_penalty * counts - self.params.presence_penalty * (counts > 0)
+
+
+def _biased(scores: Tensor, bias: Tensor, model: str) -> Tensor:
+    """A draft that knows only banned tokens proposes them all alike, to be rejected."""
+    biased = scores + bias
+    banned = biased.amax(-1, keepdim=True) == -torch.inf
+    if model == "draft":
+        return biased.masked_fill(banned, 0.0)
+    if bool(banned.any()):
+        raise ModelError("logit_bias bans every token that the target can give. Leave it at least one.")
+    return biased
 
 
 def _columns(values: Tensor, candidates: Tensor | None) -> Tensor:

@@ -136,11 +136,12 @@ class Session:
         """[size, vocab] the target's logits over the tree, in one pass with what is left of the prompt."""
         self.cache.truncate(min(self.cache.length, root))  # a round that was interrupted leaves its tree
         while root - self.cache.length > _PREFILL_ROWS:
-            rows = self.tokens[self.cache.length :][:_PREFILL_ROWS]
-            self._target.forward(torch.tensor(rows, device=self._target.device), self.cache, last=1)
-        pending = torch.tensor(self.tokens[self.cache.length : root], dtype=torch.long, device=self._target.device)
-        block = tree.layout.block(root, len(pending))
-        return self._target.forward(torch.cat([pending, tree.tokens]), self.cache, block, last=tree.shape.size)
+            chunk = self.tokens[self.cache.length :][:_PREFILL_ROWS]
+            self._target.forward(torch.tensor(chunk, device=self._target.device), self.cache, last=1)
+        pending, rows = root - self.cache.length, tree.tokens
+        if pending > 0:
+            rows = torch.cat([torch.tensor(self.tokens[-1 - pending : -1], device=rows.device), rows])
+        return self._target.forward(rows, self.cache, tree.layout.block(root, pending), last=tree.shape.size)
 
     def _layout(self, root: int) -> TreeLayout:
         """The shape, no deeper than tokens may still be emitted and both models have positions."""
@@ -150,12 +151,12 @@ class Session:
         return layout_of(self._shape.limit(max(depth, 0)), self._target.device)
 
     def _propose(self, layout: TreeLayout) -> TokenTree:
+        if layout.shape.size == 1:
+            return TokenTree.root_only(layout, self.tokens[-1])
         # A greedy target's distribution is one token: then the likeliest children are lossless under every rule.
         draws = Draws.TOP_K if self._params.temperature == 0 else self._verifier.draws
         generator = self._noise.generator(self._rounds, Purpose.DRAFT)
         growth = Growth(layout, self._processors, draws, self._proposer.proposable, generator)
-        if layout.shape.size == 1:
-            return growth.root_only(self.tokens[-1])
         return self._proposer.propose(self.tokens, growth)
 
     def _cut(self, emitted: list[int]) -> list[int]:

@@ -67,6 +67,12 @@ class TokenTree:
     support_probs: Tensor  # [inner nodes, candidates]
     proposable: int  # ids from here on are never proposed
 
+    @classmethod
+    def root_only(cls, layout: TreeLayout, root: int) -> TokenTree:
+        """A tree that proposes nothing: the round decodes one token."""
+        nothing = layout.depths[:0]
+        return cls(layout, torch.tensor([root], device=layout.device), nothing, nothing[:, None], proposable=0)
+
     @property
     def shape(self) -> TreeShape:
         return self.layout.shape
@@ -91,14 +97,6 @@ class Growth:
     draws: Draws
     proposable: int
     generator: torch.Generator
-
-    def root_only(self, root: int) -> TokenTree:
-        """A tree that proposes nothing: the round decodes one token."""
-        device = self.layout.device
-        nothing = torch.zeros(0, dtype=torch.long, device=device)
-        return TokenTree(
-            self.layout, torch.tensor([root], device=device), nothing, torch.zeros(0, 0, device=device), self.proposable
-        )
 
     def run(self, root: int, support: Tensor, level_logits: Callable[[int, Tensor], Tensor]) -> TokenTree:
         """Draw the children level by level.

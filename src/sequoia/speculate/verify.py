@@ -84,11 +84,11 @@ def _decide(
 ) -> dict[int, _Decision]:
     """What happens at each of `nodes`, should the walk come by. A fresh coin for each child and for the next token."""
     children = [tree.shape.children(node) for node in nodes]
-    target = target_probs(nodes)
-    law = _node_law(tree, nodes, children, target, rule)
-    coins = coins[list(nodes)]
-    ranks = _first_accepted(law.accept, coins[:, : law.accept.shape[1]]).tolist()
-    next_tokens = invert(law.residual, coins[:, -1:])[:, 0].tolist()
+    coins, weights, ranks = coins[list(nodes)], target_probs(nodes), [0] * len(nodes)
+    if any(children):
+        law = _node_law(tree, nodes, children, weights, rule)
+        weights, ranks = law.residual, _first_accepted(law.accept, coins).tolist()
+    next_tokens = invert(weights, coins[:, -1:])[:, 0].tolist()
     return {
         node: _Decision(siblings[rank] if rank < len(siblings) else None, token)
         for node, siblings, rank, token in zip(nodes, children, ranks, next_tokens, strict=True)
@@ -98,10 +98,8 @@ def _decide(
 def _node_law(
     tree: TokenTree, nodes: Sequence[int], children: Sequence[Sequence[int]], target: Tensor, rule: Rule
 ) -> NodeLaw:
-    """The rule's law at inner nodes; at leaves the next token has the target's own distribution."""
+    """The rule's law; a leaf among inner nodes has no children, so its residual is the target's own distribution."""
     width = max(len(siblings) for siblings in children)
-    if width == 0:
-        return NodeLaw(target.new_zeros(len(nodes), 0), target)
     padded = torch.tensor([[*siblings, *[-1] * (width - len(siblings))] for siblings in children], device=target.device)
     tokens = torch.where(padded < 0, -1, tree.tokens[padded])
     return rule(target.double(), tree.draft_probs(nodes, target.shape[1]), tokens, tree.proposable)
@@ -109,7 +107,7 @@ def _node_law(
 
 def _first_accepted(accept: Tensor, coins: Tensor) -> Tensor:
     """[nodes] rank of the first child whose coin falls below its probability, or the number of children."""
-    passed = coins < accept
+    passed = coins[:, : accept.shape[1]] < accept
     stop = passed.new_ones(len(passed), 1)
     return torch.cat([passed, stop], dim=1).int().argmax(dim=1)
 
@@ -209,7 +207,9 @@ def verifier_named(name: str) -> Verifier:
 
 
 def _normalised(weights: Tensor) -> Tensor:
-    return weights / weights.sum(-1, keepdim=True)
+    """To a sum of 1; rows without any weight (a leaf's draft distribution) stay as they are."""
+    total = weights.sum(-1, keepdim=True)
+    return weights / total.where(total > 0, torch.ones_like(total))
 
 
 def _residual(q: Tensor, p: Tensor, constant: Tensor) -> Tensor:
