@@ -174,8 +174,8 @@ class _Scripted:
         placed = self._script(tokens, shape)
 
         def level_logits(depth: int, tree_tokens: Tensor) -> Tensor:
-            logits = torch.full((len(growth.layout.levels[depth]), _VOCAB), -100.0)
-            for row, node in enumerate(growth.layout.levels[depth]):
+            logits = torch.full((len(growth.layout.levels[depth].nodes), _VOCAB), -100.0)
+            for row, node in enumerate(growth.layout.levels[depth].nodes):
                 for rank, child in enumerate(shape.children(node)):
                     logits[row, placed[child]] = -float(rank)
             return logits

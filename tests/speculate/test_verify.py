@@ -271,6 +271,19 @@ def walk(
 
 
 @every_verifier
+@pytest.mark.parametrize("tokens", [(2, 5, 7), (7, 2, 5), (2, 7, 4), (5, 0, 1)])
+def test_the_law_over_the_support_is_the_law_over_the_vocabulary(verifier: Verifier, tokens: tuple[int, ...]) -> None:
+    """Also where a child comes from outside the draft's support."""
+    layout = layout_of(TreeShape((-1, 0, 0, 0)), torch.device("cpu"))
+    support, draft = torch.tensor([2, 5, 7]), random_rows(1, 3)
+    tree = TokenTree(layout, torch.tensor([0, *tokens]), support, draft, 9)
+    target = random_rows(1, 9, seed=1)
+    found = verify_module._node_law(tree, [0], [(1, 2, 3)], target, verifier.rule)
+    whole = torch.zeros(1, 9, dtype=torch.float64).index_copy(1, support, draft)
+    assert same_law(found, verifier.rule(target, whole, torch.tensor([tokens]), 9))
+
+
+@every_verifier
 def test_a_tree_decided_in_one_batch_is_decided_node_by_node(verifier: Verifier) -> None:
     """As on a GPU, leaves among the inner nodes."""
     shape = TreeShape((-1, 0, 0, 1, 1, 1, 2, 6))

@@ -50,7 +50,7 @@ class ModelProposer:
             if depth == 0:
                 logits = self._catch_up(tokens)
             else:
-                rows = tree_tokens[list(layout.levels[depth])]
+                rows = tree_tokens[list(layout.levels[depth].nodes)]
                 logits = self._model.forward(rows, self.cache, layout.level_block(depth, self._root))
             return logits[:, : self.proposable]
 

@@ -57,8 +57,7 @@ class NgramProposer:
         unigrams /= unigrams.sum()
 
         def level_logits(depth: int, tree_tokens: Tensor) -> Tensor:
-            values = tree_tokens.tolist()
-            paths = [[values[node] for node in layout.shape.paths[inner]] for inner in layout.levels[depth]]
+            paths = layout.paths(layout.levels[depth].nodes, tree_tokens)
             probs = np.stack([self._probs(recent + path, unigrams, columns) for path in paths])
             return torch.from_numpy(np.log(probs)).to(layout.device)
 

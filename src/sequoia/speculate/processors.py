@@ -92,7 +92,7 @@ class Processors:
             return torch.zeros_like(scores).scatter_(-1, scores.argmax(-1, keepdim=True), 1.0)
         if params.temperature != 1:
             # The maximum goes first, so that no temperature, however small, overflows.
-            scores = (scores - scores.amax(-1, keepdim=True)) / params.temperature
+            scores = scores.sub(scores.amax(-1, keepdim=True)).div_(params.temperature)
         if params.top_k is not None and params.top_k < scores.shape[-1]:
             kth = scores.topk(params.top_k, dim=-1).values[..., -1:]
             scores = scores.masked_fill(scores < kth, -torch.inf)

@@ -104,19 +104,23 @@ def draw_without_replacement(probs: Tensor, counts: Sequence[int], generator: to
     Returns:
         [rows, largest count] distinct columns, in the order drawn; what lies past a row's count has no meaning.
     """
-    left = probs.to(torch.float64, copy=True)
+    order = sorted(range(len(counts)), key=lambda row: -counts[row])  # rows still drawing come first
+    left = probs[order].double()
     coins = uniform((len(counts), max(counts)), generator)
     drawn = torch.zeros(coins.shape, dtype=torch.long, device=probs.device)
     for rank in range(max(counts)):
-        rows = [row for row, count in enumerate(counts) if count > rank]
-        weights = left if len(rows) == len(counts) else left[rows]
-        spent = weights.sum(-1, keepdim=True) <= 0
+        rows = slice(sum(count > rank for count in counts))
+        cumulative = left[rows].cumsum(-1)
+        spent = cumulative[:, -1:] <= 0
         if spent.is_cuda or bool(spent.any()):
-            rest = torch.ones_like(weights).scatter_(1, drawn[rows, :rank], 0.0)
-            weights = torch.where(spent, rest, weights)
-        drawn[rows, rank] = invert(weights, coins[rows, rank : rank + 1])[:, 0]
-        left[rows, drawn[rows, rank]] = 0.0
-    return drawn
+            rest = torch.ones_like(cumulative).scatter_(1, drawn[rows, :rank], 0.0)
+            cumulative = torch.where(spent, rest.cumsum(-1), cumulative)
+        drawn[rows, rank : rank + 1] = _inverted(cumulative, coins[rows, rank : rank + 1])
+        if rank + 1 < max(counts):
+            left[rows].scatter_(1, drawn[rows, rank : rank + 1], 0.0)
+    found = torch.empty_like(drawn)
+    found[order] = drawn
+    return found
 
 
 def draw_with_replacement(probs: Tensor, count: int, generator: torch.Generator) -> Tensor:
@@ -134,7 +138,11 @@ def invert(weights: Tensor, coins: Tensor) -> Tensor:
     Returns:
         [rows, draws] tokens.
     """
-    cumulative = weights.double().cumsum(-1)
-    total = cumulative[:, -1:].contiguous()
-    last = torch.searchsorted(cumulative, total)  # where rounding up to the total would step past the support
-    return torch.minimum(torch.searchsorted(cumulative, coins * total, right=True), last)
+    return _inverted(weights.double().cumsum(-1), coins)
+
+
+def _inverted(cumulative: Tensor, coins: Tensor) -> Tensor:
+    total = cumulative[:, -1:]
+    # Rounding up to the total would step past the support.
+    below = torch.nextafter(total, torch.zeros_like(total))
+    return torch.searchsorted(cumulative, torch.minimum(coins * total, below), right=True)

@@ -66,10 +66,9 @@ class TargetRows:
         self._logits = logits  # [size, vocab]
         self._tree = tree
         self._processors = processors
-        self._tokens = tree.tokens.tolist()
 
     def __call__(self, nodes: Sequence[int]) -> Tensor:
-        paths = [[self._tokens[node] for node in self._tree.shape.paths[end]] for end in nodes]
+        paths = self._tree.layout.paths(nodes, self._tree.tokens) if self._processors.read_paths else []
         return self._processors.probs(self._processors.scores(self._logits[list(nodes)], paths))
 
     def logprobs(self, node: int, token: int, count: int) -> TokenLogprobs:

@@ -15,6 +15,16 @@ from sequoia.speculate.sampling import Candidates, Draws, draw_children
 from sequoia.tree.shape import TreeShape
 
 
+@dataclass(frozen=True)
+class Level:
+    """The inner nodes of one depth, and where their children go."""
+
+    nodes: tuple[int, ...]
+    counts: tuple[int, ...]  # children of each node
+    children: Tensor  # [children] nodes, siblings together and in rank order
+    sources: tuple[Tensor, Tensor]  # [children] each: which of `nodes` is the parent, and the child's rank
+
+
 class TreeLayout:
     """What a shape means in tensors, computed once and used every round.
 
@@ -27,12 +37,20 @@ class TreeLayout:
         self.device = device
         self.depths = torch.tensor(shape.depths, device=device)  # [size]
         self.ancestors = torch.from_numpy(shape.ancestors.copy()).to(device)  # [size, size] bool, self included
-        self.levels = tuple(tuple(node for node in level if shape.children(node)) for level in shape.levels[:-1])
-        self.inner = tuple(node for level in self.levels for node in level)
+        self.levels = tuple(self._level(level) for level in shape.levels[:-1])
+        self.inner = tuple(node for level in self.levels for node in level.nodes)
         self.row = {node: row for row, node in enumerate(self.inner)}
         inner = torch.tensor(self.inner, dtype=torch.long, device=device)
         self._inner_depths = self.depths[inner]
         self._inner_ancestors = self.ancestors[inner][:, inner]
+
+    def _level(self, nodes: Sequence[int]) -> Level:
+        inner = tuple(node for node in nodes if self.shape.children(node))
+        siblings = [self.shape.children(node) for node in inner]
+        places = [(row, rank) for row, group in enumerate(siblings) for rank in range(len(group))]
+        rows, ranks = torch.tensor(places, device=self.device).unbind(1)
+        children = torch.tensor([child for group in siblings for child in group], device=self.device)
+        return Level(inner, tuple(len(group) for group in siblings), children, (rows, ranks))
 
     def block(self, position: int, pending: int = 0) -> Block:
         """The rows of the target's pass: `pending` tokens that lead up to the root at `position`, then all nodes."""
@@ -47,9 +65,14 @@ class TreeLayout:
 
     def level_block(self, depth: int, position: int) -> Block:
         """The inner nodes at `depth` as new rows of a draft that holds all inner nodes above them."""
-        start = sum(len(level) for level in self.levels[:depth])
-        end = start + len(self.levels[depth])
+        start = sum(len(level.nodes) for level in self.levels[:depth])
+        end = start + len(self.levels[depth].nodes)
         return Block(position + self._inner_depths[:end], self._inner_ancestors[start:end, :end])
+
+    def paths(self, nodes: Sequence[int], tokens: Tensor) -> list[list[int]]:
+        """For each node the tokens on its path from the root's child down, itself included."""
+        values = tokens.tolist()
+        return [[values[ancestor] for ancestor in self.shape.paths[node]] for node in nodes]
 
 
 @lru_cache(maxsize=64)
@@ -79,13 +102,18 @@ class TokenTree:
 
     def draft_probs(self, nodes: Sequence[int], vocab_size: int) -> Tensor:
         """[nodes, vocab] distributions of the children of inner nodes, in 64 bit; zeros at leaves."""
+        probs = self.support_draft_probs(nodes)
+        if len(self.support) == vocab_size:
+            return probs
+        return probs.new_zeros(len(nodes), vocab_size).index_copy_(1, self.support, probs)
+
+    def support_draft_probs(self, nodes: Sequence[int]) -> Tensor:
+        """[nodes, candidates] the same over the support alone."""
         rows = [self.layout.row.get(node, -1) for node in nodes]
         probs = self.support_probs[rows] if self.layout.inner else self.support_probs.new_zeros(len(rows), 0)
         probs = probs.double()
         probs[[row < 0 for row in rows]] = 0.0
-        if len(self.support) == vocab_size:
-            return probs
-        return probs.new_zeros(len(rows), vocab_size).index_copy_(1, self.support, probs)
+        return probs
 
 
 @dataclass(frozen=True)
@@ -104,25 +132,15 @@ class Growth:
         Args:
             root: the last emitted token.
             support: [candidates] increasing token ids below `proposable`; all others have no draft probability.
-            level_logits: (depth, tokens [size]) → [nodes, candidates] logits at `layout.levels[depth]`.
+            level_logits: (depth, tokens [size]) → [nodes, candidates] logits at `layout.levels[depth].nodes`.
         """
         tokens = torch.full((self.layout.shape.size,), root, dtype=torch.long, device=self.layout.device)
         levels = []
-        for depth, nodes in enumerate(self.layout.levels):
-            paths = self._paths(nodes, tokens)
+        for depth, level in enumerate(self.layout.levels):
+            paths = self.layout.paths(level.nodes, tokens) if self.processors.read_paths else []
             scores = self.processors.scores(level_logits(depth, tokens), paths, support, model="draft")
             probs = self.processors.probs(scores)
-            self._place_children(nodes, tokens, Candidates(support, scores, probs, self.proposable))
+            candidates = Candidates(support, scores, probs, self.proposable)
+            tokens[level.children] = draw_children(self.draws, candidates, level.counts, self.generator)[level.sources]
             levels.append(probs)
         return TokenTree(self.layout, tokens, support, torch.cat(levels), self.proposable)
-
-    def _paths(self, nodes: tuple[int, ...], tokens: Tensor) -> list[list[int]]:
-        values = tokens.tolist() if self.processors.read_paths else [0] * len(tokens)
-        return [[values[node] for node in self.layout.shape.paths[inner]] for inner in nodes]
-
-    def _place_children(self, nodes: tuple[int, ...], tokens: Tensor, candidates: Candidates) -> None:
-        children = [self.layout.shape.children(node) for node in nodes]
-        drawn = draw_children(self.draws, candidates, [len(siblings) for siblings in children], self.generator)
-        rows = [row for row, siblings in enumerate(children) for _ in siblings]
-        ranks = [rank for siblings in children for rank in range(len(siblings))]
-        tokens[[child for siblings in children for child in siblings]] = drawn[rows, ranks]

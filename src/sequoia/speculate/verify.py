@@ -102,7 +102,36 @@ def _node_law(
     width = max(len(siblings) for siblings in children)
     padded = torch.tensor([[*siblings, *[-1] * (width - len(siblings))] for siblings in children], device=target.device)
     tokens = torch.where(padded < 0, -1, tree.tokens[padded])
+    if target.device.type == "cpu" and len(tree.support) < target.shape[1]:
+        law = _law_on_support(tree, nodes, tokens, target.double(), rule)
+        if law is not None:
+            return law
     return rule(target.double(), tree.draft_probs(nodes, target.shape[1]), tokens, tree.proposable)
+
+
+def _law_on_support(
+    tree: TokenTree, nodes: Sequence[int], tokens: Tensor, target: Tensor, rule: Rule
+) -> NodeLaw | None:
+    """The same law over the draft's support alone, whose columns may be few.
+
+    Tokens that the draft gives no probability keep their weight in every rule's residual, so one column stands for all
+    of them. That does not hold once children come from outside the support; then there is no such law.
+    """
+    columns = torch.searchsorted(tree.support, tokens.clamp(min=0)).clamp_(max=len(tree.support) - 1)
+    draft = tree.support_draft_probs(nodes)
+    inside = (tree.support[columns] == tokens) & (draft.gather(1, columns) > 0)
+    if not bool((inside | (tokens < 0)).all()):
+        return None
+    target = _normalised(target)
+    weights = target[:, tree.support]
+    others = target.sum(-1, keepdim=True) - weights.sum(-1, keepdim=True)
+    law = rule(
+        torch.cat([weights, others.clamp_(min=0)], dim=1),
+        torch.nn.functional.pad(draft, (0, 1)),
+        columns.where(tokens >= 0, -1),
+        len(tree.support),
+    )
+    return NodeLaw(law.accept, target.index_copy(1, tree.support, law.residual[:, :-1]))
 
 
 def _first_accepted(accept: Tensor, coins: Tensor) -> Tensor:
@@ -122,26 +151,40 @@ def recursive_rejection(
     costs a reduction over the vocabulary, and no residual is stored. Without replacement this is Sequoia's
     verification (Chen et al. 2024, algorithm 2), with it SpecInfer's (Miao et al. 2024, algorithm 2).
     """
-    target = _normalised(target_probs)
-    q, p = target.clone(), _normalised(draft_probs)
-    constant = torch.zeros_like(q[:, :1])
-    accept = []
-    for rank, tokens in enumerate(torch.split(children, 1, dim=1)):
-        real, index = tokens >= 0, tokens.clamp(min=0)
-        spent = real & (p.sum(-1, keepdim=True) <= 0)
-        if spent.device.type != "cpu" or bool(spent.any()):
-            # Past the draft's support children come uniformly from the tokens not yet proposed.
-            q = torch.where(spent, _residual(q, p, constant), q)
-            p = torch.where(spent, _unproposed(p, children[:, :rank], proposable), p)
-            constant = constant.masked_fill(spent, 0.0)
-        residual, mass = _residual(q, p, constant), p.sum(-1, keepdim=True)
-        weight = residual.sum(-1, keepdim=True)
-        accept.append(_share(residual.gather(1, index) * mass, p.gather(1, index) * weight).where(real, _zero(q)))
-        constant = torch.where(real, constant + weight / mass.clamp(min=1e-300), constant)
+    real = children >= 0
+    index = torch.where(real, children, children[:, :1]).clamp(min=0)  # padding repeats the first child
+    # Only ratios matter below, so neither distribution has to sum to exactly 1.
+    child_q, child_p = target_probs.gather(1, index) * real, draft_probs.gather(1, index) * real  # [nodes, ranks]
+    q, p = target_probs, draft_probs
+    if replacement:
+        mass = p.sum(-1, keepdim=True).expand_as(child_p)
+    else:  # q and p hold the tokens that are no children; the children not yet rejected are added apart
+        q, p = q.scatter(1, index, 0.0), p.scatter(1, index, 0.0)
+        mass = p.sum(-1, keepdim=True) + _from_here_on(child_p)
+    spent = real & (mass <= 0)
+    may_be_spent = spent.device.type != "cpu" or bool(spent.any())
+
+    constant, over, under = torch.zeros_like(q[:, :1]), [], []  # R(child)/D(child) as a fraction
+    for rank in range(children.shape[1]):
+        if may_be_spent:  # past the draft's support children come uniformly from the tokens not yet proposed
+            now = spent[:, rank : rank + 1]
+            q = torch.where(now, _residual(q, p, constant), q)
+            child_q = torch.where(now, _residual(child_q, child_p, constant), child_q)
+            p = torch.where(now, _all_but(index, p, proposable), p)
+            child_p = torch.where(now, real.to(p.dtype), child_p)
+            mass = torch.where(now, p.sum(-1, keepdim=True) + _from_here_on(child_p), mass)
+            constant, spent = constant.masked_fill(now, 0.0), spent & ~now
+        ahead = _residual(child_q[:, rank:], child_p[:, rank:], constant)
+        weight = _residual(q, p, constant).sum(-1, keepdim=True)
         if not replacement:
-            for weights in (q, p):
-                weights.scatter_(1, index, weights.gather(1, index).masked_fill(real, 0.0))
-    return NodeLaw(torch.cat(accept, dim=1), _or_else(_residual(q, p, constant), target))
+            weight = weight + ahead.sum(-1, keepdim=True)
+        left = mass[:, rank : rank + 1]
+        over.append(ahead[:, :1] * left)
+        under.append(child_p[:, rank : rank + 1] * weight)
+        constant = torch.addcdiv(constant, weight * real[:, rank : rank + 1], left.clamp(min=1e-300))
+    accept = _share(torch.cat(over, dim=1), torch.cat(under, dim=1))
+    residual = torch.where(real[:, :1], _residual(q, p, constant), target_probs)
+    return NodeLaw(accept * real, _or_else(residual, target_probs))
 
 
 def k_sequential_selection(target_probs: Tensor, draft_probs: Tensor, children: Tensor, proposable: int) -> NodeLaw:
@@ -216,10 +259,16 @@ def _residual(q: Tensor, p: Tensor, constant: Tensor) -> Tensor:
     return torch.addcmul(q, p, constant, value=-1).clamp_(min=0)
 
 
-def _unproposed(like: Tensor, proposed: Tensor, proposable: int) -> Tensor:
+def _from_here_on(values: Tensor) -> Tensor:
+    """[nodes, ranks] sum over this and all later ranks."""
+    return values.flip(1).cumsum(1).flip(1)
+
+
+def _all_but(index: Tensor, like: Tensor, proposable: int) -> Tensor:
+    """[nodes, vocab] 1 at every proposable token that is not in `index`."""
     rest = torch.zeros_like(like)
     rest[:, :proposable] = 1
-    return rest.scatter_(1, proposed.clamp(min=0), 0.0)
+    return rest.scatter_(1, index, 0.0)
 
 
 def _share(part: Tensor, whole: Tensor) -> Tensor:
