@@ -13,9 +13,9 @@ from sequoia.errors import UsageError
 from sequoia.model.language_model import LanguageModel
 from sequoia.params import SamplingParams
 from sequoia.speculate.processors import Processors
-from sequoia.speculate.sampling import Draws, Noise, Purpose
+from sequoia.speculate.sampling import Noise, Purpose
 from sequoia.speculate.token_tree import Growth, TokenTree, TreeLayout, layout_of
-from sequoia.speculate.verify import Verdict, Verifier, verify
+from sequoia.speculate.verify import GREEDY, Verdict, Verifier, verify
 from sequoia.tree.shape import TreeShape
 
 FinishReason = Literal["stop", "length"]
@@ -110,7 +110,8 @@ class Session:
         self.tokens = list(prompt)
         self.cache = target.new_cache()
         self.finish_reason: FinishReason | None = None
-        self._target, self._proposer, self._shape, self._verifier = target, proposer, shape, verifier
+        self._target, self._proposer, self._shape = target, proposer, shape
+        self._verifier = GREEDY if params.temperature == 0 else verifier
         self._params = params
         self._eos_ids = frozenset() if params.ignore_eos else eos_ids
         self._processors = Processors(params, prompt, target.vocab_size, target.device)
@@ -152,10 +153,8 @@ class Session:
     def _propose(self, layout: TreeLayout) -> TokenTree:
         if layout.shape.size == 1:
             return TokenTree.root_only(layout, self.tokens[-1])
-        # A greedy target's distribution is one token: then the likeliest children are lossless under every rule.
-        draws = Draws.TOP_K if self._params.temperature == 0 else self._verifier.draws
         generator = self._noise.generator(self._rounds, Purpose.DRAFT)
-        growth = Growth(layout, self._processors, draws, self._proposer.proposable, generator)
+        growth = Growth(layout, self._processors, self._verifier.draws, self._proposer.proposable, generator)
         return self._proposer.propose(self.tokens, growth)
 
     def _cut(self, emitted: list[int]) -> list[int]:

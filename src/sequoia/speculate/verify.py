@@ -102,11 +102,12 @@ def _node_law(
     width = max(len(siblings) for siblings in children)
     padded = torch.tensor([[*siblings, *[-1] * (width - len(siblings))] for siblings in children], device=target.device)
     tokens = torch.where(padded < 0, -1, tree.tokens[padded])
+    target = target.double()
     if target.device.type == "cpu" and len(tree.support) < target.shape[1]:
-        law = _law_on_support(tree, nodes, tokens, target.double(), rule)
+        law = _law_on_support(tree, nodes, tokens, target, rule)
         if law is not None:
             return law
-    return rule(target.double(), tree.draft_probs(nodes, target.shape[1]), tokens, tree.proposable)
+    return rule(target, tree.draft_probs(nodes, target.shape[1]), tokens, tree.proposable)
 
 
 def _law_on_support(
@@ -215,19 +216,19 @@ def sampler_match(target_probs: Tensor, draft_probs: Tensor, children: Tensor, p
 
     Lossless for any children, deterministic ones too, for it never looks at the draft's distribution.
     """
-    target = _normalised(target_probs)
-    unmatched = target.clone()
-    accept = []
-    for tokens in torch.split(children, 1, dim=1):
-        index = tokens.clamp(min=0)
-        accept.append(
-            _share(unmatched.gather(1, index), unmatched.sum(-1, keepdim=True)).where(tokens >= 0, _zero(target))
-        )
-        unmatched.scatter_(1, index, unmatched.gather(1, index).masked_fill(tokens >= 0, 0.0))
-    return NodeLaw(torch.cat(accept, dim=1), _or_else(unmatched, target))
+    same = children[:, :, None] == children[:, None, :]
+    first = same.int().argmax(-1) == torch.arange(children.shape[1], device=children.device)
+    real, index = (children >= 0) & first, torch.where(children >= 0, children, children[:, :1]).clamp(min=0)
+    child = target_probs.gather(1, index) * real
+    unmatched = torch.where(children[:, :1] >= 0, target_probs.scatter(1, index, 0.0), target_probs)
+    accept = _share(child, unmatched.sum(-1, keepdim=True) + _from_here_on(child))
+    return NodeLaw(accept * real, _or_else(unmatched, target_probs))
 
 
 _BISECTIONS = 40
+
+GREEDY = Verifier("sampler_match", sampler_match, Draws.TOP_K)
+"""At temperature 0 every lossless rule accepts the target's one token and no other; this one does it with least work."""
 
 VERIFIERS: dict[str, Verifier] = {
     verifier.name: verifier
@@ -235,7 +236,7 @@ VERIFIERS: dict[str, Verifier] = {
         Verifier("sequoia", partial(recursive_rejection, replacement=False), Draws.WITHOUT_REPLACEMENT),
         Verifier("specinfer", partial(recursive_rejection, replacement=True), Draws.WITH_REPLACEMENT),
         Verifier("spectr", k_sequential_selection, Draws.WITH_REPLACEMENT),
-        Verifier("sampler_match", sampler_match, Draws.TOP_K),
+        GREEDY,
     )
 }
 
