@@ -105,21 +105,22 @@ def theirs(engine: Engine, prompt: list[int], tokens: int) -> list[int]:
 
 
 def plain_table(engine: Engine, prompts: list[list[int]], tokens: int, repeats: int) -> Table:
-    """Whole requests, prefill included, alternating prompt by prompt."""
+    """Whole requests, prompt included, prompt by prompt and taking turns in going first."""
     engine.shape = TreeShape.root_only()
     methods: dict[str, Callable[[Engine, list[int], int], list[int]]] = {"sequoia, tree off": ours, "generate": theirs}
     seconds: dict[str, list[float]] = {name: [] for name in methods}
-    for prompt in [prompts[0], *prompts * repeats]:  # the first is warm-up
-        for name, method in methods.items():
+    for turn, prompt in enumerate([prompts[0], *prompts * repeats]):  # the first is warm-up
+        for name, method in list(methods.items())[:: 1 if turn % 2 else -1]:
             started = time.perf_counter()
             emitted = method(engine, prompt, tokens)
             seconds[name].append(time.perf_counter() - started)
             assert len(emitted) == tokens
-    table = Table("method", "tokens/s", "ratio of medians", title="plain decoding, temperature 0")
-    reference = statistics.median(seconds["generate"][1:])
+    table = Table("method", "tokens/s", "ratio of medians", "median of ratios", title="plain decoding, temperature 0")
+    reference = seconds["generate"][1:]
     for name, values in seconds.items():
         median = statistics.median(values[1:])
-        table.add_row(name, f"{tokens / median:.1f}", f"{reference / median:.3f}")
+        pairs = statistics.median(theirs_ / ours_ for theirs_, ours_ in zip(reference, values[1:], strict=True))
+        table.add_row(name, f"{tokens / median:.1f}", f"{statistics.median(reference) / median:.3f}", f"{pairs:.3f}")
     return table
 
 
@@ -128,7 +129,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--prompts", type=int, default=4)
-    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=4)
     options = parser.parse_args()
     engine = sequoia.load(tree="optimal:32x8", dtype=options.dtype)
     prompts = read_prompts([BUILT_IN], options.prompts, engine)

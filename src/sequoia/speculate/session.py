@@ -120,6 +120,7 @@ class Session:
         room = params.max_tokens if target.context_length is None else target.context_length - len(prompt)
         self._most_tokens = len(prompt) + min(params.max_tokens, room)
 
+    @torch.inference_mode()
     def step(self) -> Round:
         """One round: draft, verify, keep. Emits at least one token; not to be called once `finish_reason` is set."""
         root = len(self.tokens) - 1

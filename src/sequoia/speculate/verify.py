@@ -228,7 +228,7 @@ def sampler_match(target_probs: Tensor, draft_probs: Tensor, children: Tensor, p
 _BISECTIONS = 40
 
 GREEDY = Verifier("sampler_match", sampler_match, Draws.TOP_K)
-"""At temperature 0 every lossless rule accepts the target's one token and no other; this one does it with least work."""
+"""At temperature 0 every lossless rule accepts the target's one token and no other; this one with the least work."""
 
 VERIFIERS: dict[str, Verifier] = {
     verifier.name: verifier
