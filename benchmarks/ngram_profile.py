@@ -1,7 +1,8 @@
-"""Acceptance rates of the n-gram draft, counted on real runs: python benchmarks/ngram_profile.py
+"""Acceptance rates of the n-gram draft, counted on real runs: python benchmarks/ngram_profile.py --out FILE
 
-Writes the profile that `optimal:` trees are planned for until rates are measured for the pair at hand. Every expanded
-node of one depth has the same number of children, so that a rank's rate is counted at all visits that could show it.
+So was the profile made that `optimal:` trees are planned for until rates are measured for the pair at hand. Every
+expanded node of one depth has the same number of children, so that a rank's rate is counted at all visits that could
+show it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from sequoia.speculate.stats import Stats
 
 BRANCHES = (16, 8, 4, 3, 2, 2, 2, 1)  # children of an expanded node, by depth
 EXPANDED = (1, 6, 6, 6, 6, 4, 4, 4)  # nodes expanded, by depth
-SHIPPED = Path(__file__).parents[1] / "src/sequoia/tree/profiles/ngram.json"
 
 
 def counting_shape() -> sequoia.TreeShape:
@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=20)
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--temperature", type=float, nargs="*", default=[0.0, 0.6])
-    parser.add_argument("--out", type=Path, default=SHIPPED)
+    parser.add_argument("--out", type=Path, required=True, help="profile file to write")
     options = parser.parse_args()
     engine = sequoia.load(tree=counting_shape())
     prompts = read_prompts(options.prompts, options.count, engine)

@@ -98,7 +98,16 @@ class Engine:
             UsageError: the prompt is empty, too long for the context, or not understood.
             ModelError: a model's logits are no distribution.
         """
-        params = params or SamplingParams()
+        return self._start(prompt, params or SamplingParams(), request)[0]
+
+    def generate(self, prompt: Prompt, params: SamplingParams | None = None, *, request: int = 0) -> Generation:
+        """`stream`, collected."""
+        chunks, stats = self._start(prompt, params or SamplingParams(), request)
+        return collect(list(chunks), stats)
+
+    def _start(self, prompt: Prompt, params: SamplingParams, request: int) -> tuple[Iterator[Chunk], Stats]:
+        if request < 0:
+            raise UsageError(f"request must be an integer of at least 0, not {request}.")
         if params.stop and self.tokenizer is None:
             raise UsageError("stop strings need a tokenizer. Load the target as a (model, tokenizer) pair.")
         session = Session(
@@ -112,12 +121,7 @@ class Engine:
             request,
         )
         self.stats = stats = Stats()
-        return _chunks(session, stats, _TextOut(self.tokenizer, params.stop))
-
-    def generate(self, prompt: Prompt, params: SamplingParams | None = None, *, request: int = 0) -> Generation:
-        """`stream`, collected."""
-        chunks = list(self.stream(prompt, params, request=request))
-        return collect(chunks, self.stats)
+        return _chunks(session, stats, _TextOut(self.tokenizer, params.stop)), stats
 
 
 def collect(chunks: Sequence[Chunk], stats: Stats) -> Generation:
@@ -150,7 +154,8 @@ def load(
     Args:
         target: a path, a hub name, a transformers model object or a (model, tokenizer) pair; None is
             SmolLM2-135M-Instruct.
-        draft: "ngram", or a smaller model of the same vocabulary, given like the target.
+        draft: "ngram"; a smaller model of the same vocabulary, given like the target and moved to its device; or an
+            object of your own with the method of `Draft`.
         tree: a `TreeShape`, or a form of `TREE_FORMS`.
         verifier: "sequoia", "specinfer", "spectr" or "sampler_match".
         dtype: "auto", "bf16", "fp16", "fp32" or a torch dtype.
@@ -165,18 +170,19 @@ def load(
         VocabularyError: draft and target do not share their token ids.
     """
     chosen = verifier_named(verifier)
-    shape = tree if isinstance(tree, TreeShape) else parse_tree(tree, _profile(profile, draft))
+    shape = _shape(tree, profile, draft)
     loaded = load_model(target, dtype=dtype, device=device, notice=notice)
     model = _checked(loaded)
     return Engine(model, _draft(draft, model, dtype, notice), shape, chosen)
 
 
-def _profile(profile: AcceptanceProfile | str | Path | None, draft: Any) -> AcceptanceProfile:
-    if isinstance(profile, AcceptanceProfile):
-        return profile
-    if profile is not None:
-        return AcceptanceProfile.load(profile)
-    return AcceptanceProfile.shipped("ngram" if draft == "ngram" else "model")
+def _shape(tree: str | TreeShape, profile: AcceptanceProfile | str | Path | None, draft: Any) -> TreeShape:
+    if profile is not None and not (isinstance(tree, str) and tree.startswith("optimal:")):
+        raise UsageError(f'a profile plans optimal trees, and tree is {tree!r}. Use tree="optimal:SIZExDEPTH".')
+    if isinstance(tree, TreeShape):
+        return tree
+    planned_for = profile if isinstance(profile, AcceptanceProfile) else AcceptanceProfile.for_draft(draft, profile)
+    return parse_tree(tree, planned_for)
 
 
 def _checked(loaded: LoadedModel) -> CausalLM:

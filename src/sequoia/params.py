@@ -11,6 +11,8 @@ from typing import Any
 
 from sequoia.errors import UsageError
 
+_LARGE = 1e30  # what 32-bit logits can still be scaled or moved by
+
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
@@ -53,14 +55,16 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         _require_integer("max_tokens", self.max_tokens, least=1)
-        _require_real("temperature", self.temperature, 0.0, math.inf)
+        _require_real("temperature", self.temperature, 0.0, _LARGE)
+        if 0 < self.temperature < 1 / _LARGE:
+            raise UsageError(f"temperature must be 0 or at least {1 / _LARGE:g}, not {self.temperature!r}.")
         if self.top_k is not None:
             _require_integer("top_k", self.top_k, least=1)
         _require_real("top_p", self.top_p, 0.0, 1.0, open_low=True)
         _require_real("min_p", self.min_p, 0.0, 1.0)
-        _require_real("repetition_penalty", self.repetition_penalty, 0.0, math.inf, open_low=True)
-        _require_real("presence_penalty", self.presence_penalty, -math.inf, math.inf)
-        _require_real("frequency_penalty", self.frequency_penalty, -math.inf, math.inf)
+        _require_real("repetition_penalty", self.repetition_penalty, 1e-6, 1e6)
+        _require_real("presence_penalty", self.presence_penalty, -_LARGE, _LARGE)
+        _require_real("frequency_penalty", self.frequency_penalty, -_LARGE, _LARGE)
         if self.seed is not None:
             _require_integer("seed", self.seed, least=0)
         if self.logprobs is not None:
@@ -91,11 +95,9 @@ def _require_integer(name: str, value: object, least: int) -> None:
 def _require_real(name: str, value: object, low: float, high: float, open_low: bool = False) -> None:
     number = float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
     above = number > low if open_low else number >= low
-    if not (above and number <= high and math.isfinite(number)):
-        lower = f"above {low:g}" if open_low else f"at least {low:g}"
-        bounds = "a finite number" if low == -math.inf else f"a number {lower}"
-        upper = "" if high == math.inf else f" and at most {high:g}"
-        raise UsageError(f"{name} must be {bounds}{upper}, not {value!r}.")
+    if not (above and number <= high):
+        lower = f"above {low:g}" if open_low else f"of at least {low:g}"
+        raise UsageError(f"{name} must be a number {lower} and at most {high:g}, not {value!r}.")
 
 
 def _stop_strings(stop: object) -> tuple[str, ...]:
@@ -114,6 +116,6 @@ def _logit_bias(bias: object) -> Mapping[int, float]:
         raise UsageError(f"logit_bias must map token ids to numbers, not {bias!r}.")
     for token, amount in bias.items():
         _require_integer("a token id in logit_bias", token, least=0)
-        if not isinstance(amount, Real) or isinstance(amount, bool) or math.isnan(amount) or amount == math.inf:
-            raise UsageError(f"logit_bias[{token}] must be a number below +inf, not {amount!r}.")
+        if amount != -math.inf:
+            _require_real(f"logit_bias[{token}]", amount, -_LARGE, _LARGE)
     return MappingProxyType({int(token): float(amount) for token, amount in bias.items()})

@@ -250,3 +250,10 @@ def test_streams_are_independent() -> None:
     ]
     correlations = np.corrcoef(np.array(streams)) - np.eye(len(streams))
     assert np.abs(correlations).max() < 6 / np.sqrt(2000)
+
+
+def test_streams_do_not_meet() -> None:
+    """A generator that takes 32 bits of its seed, as torch's does on a CPU, would repeat about three times here."""
+    noise, rounds = Noise(1), 150_000
+    first = {noise.generator(index, Purpose.DRAFT).integers(2**63) for index in range(rounds)}  # type: ignore[union-attr]
+    assert len(first) == rounds

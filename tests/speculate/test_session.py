@@ -410,6 +410,19 @@ def test_18_padded_ids_are_never_proposed(rows: int, verifier: str, temperature:
         assert session.tokens[len(prompt) :] == _greedy(prompt, 40, target.table)
 
 
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_18_a_target_may_have_tokens_that_the_draft_does_not_know(temperature: float) -> None:
+    """They come in the prompt and in the output; the draft has no row for them."""
+    draft = ToyModel.random(7, seed=4)
+    session = _session(
+        _BUSHY, TARGET, ModelDraft(draft, 7).start(), [1, _VOCAB - 1], temperature=temperature, max_tokens=60, seed=1
+    )
+    _rounds(session)
+    assert max(session.tokens[2:]) >= 7
+    if temperature == 0:
+        assert session.tokens[2:] == _greedy([1, _VOCAB - 1], 60)
+
+
 # 19. Text after the end.
 
 
@@ -678,3 +691,24 @@ def test_a_round_that_failed_can_be_taken_again() -> None:
     broken._left = 1000
     _rounds(session)
     assert session.tokens == expected.tokens
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"temperature": 1e-30},
+        {"temperature": 1e30},
+        {"logit_bias": {1: 1e30, 2: -1e30}},
+        {"repetition_penalty": 1e-6},
+        {"repetition_penalty": 1e6},
+        {"presence_penalty": -1e30},
+        {"frequency_penalty": 1e30},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("verifier", VERIFIERS)
+def test_extreme_parameters_stay_distributions(verifier: str, params: dict[str, Any]) -> None:
+    values: dict[str, Any] = {"temperature": 1.0, "max_tokens": 30, "seed": 1} | params
+    session = _session(_BUSHY, TARGET, ModelDraft(DRAFT, _VOCAB).start(), verifier=verifier, **values)
+    _rounds(session)
+    assert all(0 <= token < _VOCAB for token in session.tokens)

@@ -13,7 +13,6 @@ import typer
 from sequoia.app import options
 from sequoia.app.failure import INTERRUPTED
 from sequoia.app.output import note, write_out
-from sequoia.app.rates import rates_for
 from sequoia.app.report import Answer, closing_line, heading, print_json, print_stats
 from sequoia.app.waiting import waiting
 from sequoia.errors import UsageError
@@ -76,6 +75,7 @@ def generate(
 
         engine = load(target, draft, shape, verifier, dtype, device, notice=tell)
     token_ids = _encoded(engine, text, system, raw)
+    _tell_idle(params, tree, draft, verifier)
     note(heading(engine), "dim")
     answer = _answer(engine, token_ids, params, show=not as_json)
     if as_json:
@@ -111,12 +111,29 @@ def _require_sense(system: str | None, raw: bool, as_json: bool, logprobs: int |
         _require_utf8("--system", system)
 
 
+def _tell_idle(params: SamplingParams, tree: str, draft: str, verifier: str) -> None:
+    """Say which options change nothing beside the others."""
+    choices = {
+        "--top-p": params.top_p < 1,
+        "--top-k": params.top_k is not None,
+        "--min-p": params.min_p > 0,
+        "--seed": params.seed is not None,
+        "--verifier": verifier != "sequoia",
+    }
+    idle = [name for name, given in choices.items() if given]
+    if params.temperature == 0 and idle:
+        note(f"at temperature 0, the default, {' and '.join(idle)} changes nothing")
+    if tree == "off" and draft != "ngram":
+        note("with --tree off the draft is not used")
+
+
 def _shape(tree: str, profile: Path | None, draft: str) -> TreeShape:
+    from sequoia.tree.profile import AcceptanceProfile
     from sequoia.tree.specs import parse_tree
 
     if profile is not None and not tree.startswith("optimal:"):
         raise UsageError(f"--profile plans optimal trees, and --tree is {tree!r}. Use --tree optimal:SIZExDEPTH.")
-    return parse_tree(tree, rates_for(profile, draft))
+    return parse_tree(tree, AcceptanceProfile.for_draft(draft, profile))
 
 
 def _prompt_text(prompt: str, raw: bool) -> str:

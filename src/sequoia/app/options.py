@@ -45,7 +45,7 @@ Draft = Annotated[
 Dtype = Annotated[
     str, typer.Option(help="Number format: auto, bf16, fp16 or fp32.", metavar="NAME", rich_help_panel=_MODELS)
 ]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.", metavar="NAME", rich_help_panel=_MODELS)]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.", metavar="NAME", rich_help_panel=_MODELS)]
 
 Tree = Annotated[str, typer.Option(help=f"{TREE_FORMS}.", metavar="TREE", rich_help_panel=TREE_PANEL)]
 Profile = Annotated[

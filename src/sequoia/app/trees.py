@@ -12,7 +12,6 @@ import typer
 
 from sequoia.app import options
 from sequoia.app.output import note, terminal_width, write_out
-from sequoia.app.rates import rates_for
 from sequoia.errors import UsageError
 
 if TYPE_CHECKING:
@@ -89,9 +88,11 @@ def optimal(
 
 
 def _rates(profile: Path | None, draft: DraftKind | None) -> AcceptanceProfile:
+    from sequoia.tree.profile import AcceptanceProfile
+
     if profile is not None and draft is not None:
         raise UsageError("--profile and --draft both name the rates to plan with. Give one of them.")
-    return rates_for(profile, draft.value if draft else "ngram")
+    return AcceptanceProfile.for_draft(draft.value if draft else "ngram", profile)
 
 
 def _limits(size: str, depth: int | None) -> tuple[int, int]:

@@ -7,10 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from sequoia.model.language_model import LanguageModel
+from sequoia.model.language_model import LanguageModel, read_ahead
 from sequoia.speculate.token_tree import Growth, TokenTree
-
-_PREFILL_ROWS = 512
 
 
 class ModelDraft:
@@ -65,8 +63,4 @@ class ModelProposer:
     def _catch_up(self, tokens: Sequence[int]) -> Tensor:
         """[1, vocab] logits at the last of `tokens`."""
         self.cache.truncate(min(self.cache.length, self._root))  # a round that was interrupted leaves its guesses
-        while True:
-            rows = torch.tensor(tokens[self.cache.length :][:_PREFILL_ROWS], device=self._model.device)
-            logits = self._model.forward(rows, self.cache, last=1)
-            if self.cache.length == len(tokens):
-                return logits
+        return self._model.forward(read_ahead(self._model, tokens, self.cache), self.cache, last=1)

@@ -38,8 +38,9 @@ class KVCache(Cache):
             slots: increasing slots in [start, length) to keep, in order.
         """
         if list(slots) != list(range(start, start + len(slots))):
-            index = torch.tensor(slots, device=self._keys[0].device)
+            index = torch.tensor(slots)
             for buffer in (*self._keys, *self._values):
+                index = index.to(buffer.device)  # layers may lie on several devices
                 buffer[:, :, start : start + len(slots)] = buffer.index_select(2, index)
         self.truncate(start + len(slots))
 

@@ -57,9 +57,10 @@ def load_model(
 
     Args:
         source: None for the default target; a folder of a transformers model, a .gguf file or a hub name; a model
-            object, or a pair of model and tokenizer objects, used as they are except that gradients are turned off.
+            object, or a pair of model and tokenizer objects, used in place: switched to evaluation without gradients
+            and, where dtype or device are given, moved.
         dtype: "auto", a name such as "bf16" or "float32", or a torch.dtype.
-        device: "auto", "cpu", "cuda", "cuda:1", "mps", or a torch.device.
+        device: "auto", "cpu", "cuda", "cuda:1", or a torch.device.
         notice: called with a line of text before something that takes more than a second.
 
     Raises:

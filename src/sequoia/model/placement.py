@@ -42,7 +42,6 @@ def resolve_device(device: str | torch.device) -> torch.device:
     available = {
         "cpu": 1,
         "cuda": torch.cuda.device_count() if torch.cuda.is_available() else 0,
-        "mps": 1 if torch.backends.mps.is_available() else 0,
     }
     if (resolved.index or 0) >= available.get(resolved.type, 0):
         raise _device_error(device)
@@ -53,8 +52,6 @@ def _device_error(device: object) -> UsageError:
     choices = ["auto", "cpu"]
     if torch.cuda.is_available():
         choices += [f"cuda:{index}" for index in range(torch.cuda.device_count())]
-    if torch.backends.mps.is_available():
-        choices.append("mps")
     return UsageError(f"device must be one of {', '.join(choices)} on this machine, not {str(device)!r}.")
 
 

@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+Generator = np.random.Generator | torch.Generator
+
 
 class Draws(Enum):
     """How a node's children are drawn from its draft distribution."""
@@ -35,17 +37,20 @@ class Noise:
     def __init__(self, seed: int | None = None, request: int = 0, device: torch.device | str = "cpu") -> None:
         self._entropy = secrets.randbits(128) if seed is None else seed
         self._request = request
-        self._device = device
+        self._device = torch.device(device)
 
-    def generator(self, round_index: int, purpose: Purpose) -> torch.Generator:
+    def generator(self, round_index: int, purpose: Purpose) -> Generator:
         """A generator for one purpose in one round; the same arguments give the same numbers."""
         sequence = np.random.SeedSequence(self._entropy, spawn_key=(self._request, round_index, purpose.value))
-        seed = int(sequence.generate_state(1, np.uint64)[0]) >> 1  # torch takes 63 bits on every device
-        return torch.Generator(self._device).manual_seed(seed)
+        if self._device.type == "cpu":  # torch's generator takes no more than 32 bits of a seed there
+            return np.random.Generator(np.random.PCG64(sequence))
+        return torch.Generator(self._device).manual_seed(int(sequence.generate_state(1, np.uint64)[0]) >> 1)
 
 
-def uniform(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Numbers in [0, 1) in 64 bit, whose grid is fine enough for any tail."""
+def uniform(shape: tuple[int, ...], generator: Generator) -> Tensor:
+    """Numbers in [0, 1) in 64 bit, whose grid is fine enough for any tail, on the generator's device."""
+    if isinstance(generator, np.random.Generator):
+        return torch.from_numpy(generator.random(shape))
     return torch.rand(shape, generator=generator, dtype=torch.float64, device=generator.device)
 
 
@@ -71,7 +76,7 @@ class Candidates:
         )
 
 
-def draw_children(draws: Draws, candidates: Candidates, counts: Sequence[int], generator: torch.Generator) -> Tensor:
+def draw_children(draws: Draws, candidates: Candidates, counts: Sequence[int], generator: Generator) -> Tensor:
     """Token ids of each row's children.
 
     Args:
@@ -92,7 +97,7 @@ def draw_children(draws: Draws, candidates: Candidates, counts: Sequence[int], g
     return candidates.tokens[draw_without_replacement(candidates.probs, counts, generator)]
 
 
-def draw_without_replacement(probs: Tensor, counts: Sequence[int], generator: torch.Generator) -> Tensor:
+def draw_without_replacement(probs: Tensor, counts: Sequence[int], generator: Generator) -> Tensor:
     """Successive draws, each from what the ones before it left; past the support, uniform over the rest.
 
     The mass left is summed anew for every draw, so the tail keeps its proportions however little of it there is.
@@ -110,7 +115,7 @@ def draw_without_replacement(probs: Tensor, counts: Sequence[int], generator: to
     drawn = torch.zeros(coins.shape, dtype=torch.long, device=probs.device)
     for rank in range(max(counts)):
         rows = slice(sum(count > rank for count in counts))
-        cumulative = left[rows].cumsum(-1)
+        cumulative = _cumulative(left[rows])
         spent = cumulative[:, -1:] <= 0
         if spent.is_cuda or bool(spent.any()):
             rest = torch.ones_like(cumulative).scatter_(1, drawn[rows, :rank], 0.0)
@@ -123,7 +128,7 @@ def draw_without_replacement(probs: Tensor, counts: Sequence[int], generator: to
     return found
 
 
-def draw_with_replacement(probs: Tensor, count: int, generator: torch.Generator) -> Tensor:
+def draw_with_replacement(probs: Tensor, count: int, generator: Generator) -> Tensor:
     """[rows, vocab] → [rows, count] independent draws."""
     return invert(probs, uniform((len(probs), count), generator))
 
@@ -138,7 +143,15 @@ def invert(weights: Tensor, coins: Tensor) -> Tensor:
     Returns:
         [rows, draws] tokens.
     """
-    return _inverted(weights.double().cumsum(-1), coins)
+    return _inverted(_cumulative(weights.double()), coins)
+
+
+def _cumulative(weights: Tensor) -> Tensor:
+    """[rows, vocab] sums up to each token, which a token of weight 0 leaves exactly where it was."""
+    cumulative = weights.cumsum(-1)
+    if cumulative.is_cuda:  # a parallel scan adds in another order at each place
+        cumulative = torch.where(weights > 0, cumulative, 0.0).cummax(-1).values
+    return cumulative
 
 
 def _inverted(cumulative: Tensor, coins: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sequoia.errors import UsageError
-from sequoia.model.language_model import LanguageModel
+from sequoia.model.language_model import LanguageModel, read_ahead
 from sequoia.params import SamplingParams
 from sequoia.speculate.processors import Processors
 from sequoia.speculate.sampling import Noise, Purpose
@@ -19,7 +19,6 @@ from sequoia.speculate.verify import GREEDY, Verdict, Verifier, verify
 from sequoia.tree.shape import TreeShape
 
 FinishReason = Literal["stop", "length"]
-_PREFILL_ROWS = 512  # rows of one prefill pass; bounds the mask's memory
 
 
 class Proposer(Protocol):
@@ -136,13 +135,9 @@ class Session:
     def _logits(self, root: int, tree: TokenTree) -> Tensor:
         """[size, vocab] the target's logits over the tree, in one pass with what is left of the prompt."""
         self.cache.truncate(min(self.cache.length, root))  # a round that was interrupted leaves its tree
-        while root - self.cache.length > _PREFILL_ROWS:
-            chunk = self.tokens[self.cache.length :][:_PREFILL_ROWS]
-            self._target.forward(torch.tensor(chunk, device=self._target.device), self.cache, last=1)
-        pending, rows = root - self.cache.length, tree.tokens
-        if pending > 0:
-            rows = torch.cat([torch.tensor(self.tokens[-1 - pending : -1], device=rows.device), rows])
-        return self._target.forward(rows, self.cache, tree.layout.block(root, pending), last=tree.shape.size)
+        pending = read_ahead(self._target, self.tokens[:root], self.cache)
+        block = tree.layout.block(root, len(pending))
+        return self._target.forward(torch.cat([pending, tree.tokens]), self.cache, block, last=tree.shape.size)
 
     def _layout(self, root: int) -> TreeLayout:
         """The shape, no deeper than tokens may still be emitted and both models have positions."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sequoia.model.language_model import Block
 from sequoia.speculate.processors import Processors
-from sequoia.speculate.sampling import Candidates, Draws, draw_children
+from sequoia.speculate.sampling import Candidates, Draws, Generator, draw_children
 from sequoia.tree.shape import TreeShape
 
 
@@ -94,7 +94,8 @@ class TokenTree:
     def root_only(cls, layout: TreeLayout, root: int) -> TokenTree:
         """A tree that proposes nothing: the round decodes one token."""
         nothing = layout.depths[:0]
-        return cls(layout, torch.tensor([root], device=layout.device), nothing, nothing[:, None], proposable=0)
+        probs = torch.zeros(0, 0, device=layout.device)
+        return cls(layout, torch.tensor([root], device=layout.device), nothing, probs, proposable=0)
 
     @property
     def shape(self) -> TreeShape:
@@ -110,10 +111,8 @@ class TokenTree:
     def support_draft_probs(self, nodes: Sequence[int]) -> Tensor:
         """[nodes, candidates] the same over the support alone."""
         rows = [self.layout.row.get(node, -1) for node in nodes]
-        probs = self.support_probs[rows] if self.layout.inner else self.support_probs.new_zeros(len(rows), 0)
-        probs = probs.double()
-        probs[[row < 0 for row in rows]] = 0.0
-        return probs
+        leaves = torch.tensor([[row < 0] for row in rows], device=self.support_probs.device)
+        return self.support_probs[rows].double().masked_fill_(leaves, 0.0)
 
 
 @dataclass(frozen=True)
@@ -124,7 +123,7 @@ class Growth:
     processors: Processors
     draws: Draws
     proposable: int
-    generator: torch.Generator
+    generator: Generator
 
     def run(self, root: int, support: Tensor, level_logits: Callable[[int, Tensor], Tensor]) -> TokenTree:
         """Draw the children level by level.

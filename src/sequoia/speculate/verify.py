@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from sequoia.errors import UsageError
-from sequoia.speculate.sampling import Draws, invert, uniform
+from sequoia.speculate.sampling import Draws, Generator, invert, uniform
 from sequoia.speculate.token_tree import TokenTree
 
 
@@ -27,6 +27,8 @@ class NodeLaw:
     accept: Tensor  # [nodes, children] probability to accept a child, given that the earlier ones were rejected
     residual: Tensor  # [nodes, vocab] weights of the next token when every child was rejected
 
+
+_BATCH = 64  # nodes decided together; bounds the memory of a large tree over a large vocabulary
 
 Rule = Callable[[Tensor, Tensor, Tensor, int], NodeLaw]
 """(target_probs [nodes, vocab], draft_probs [nodes, vocab], children [nodes, ranks], proposable) → law.
@@ -55,15 +57,17 @@ class TargetProbs(Protocol):
         """The target's distributions at `nodes`, [nodes, vocab]."""
 
 
-def verify(tree: TokenTree, target_probs: TargetProbs, verifier: Verifier, generator: torch.Generator) -> Verdict:
+def verify(tree: TokenTree, target_probs: TargetProbs, verifier: Verifier, generator: Generator) -> Verdict:
     """Walk down from the root: accept a child or stop, then draw the next token.
 
-    On a GPU all nodes are decided in one batch and read once; on a CPU only the visited ones are.
+    On a GPU all nodes are decided in batches and each batch is read once; on a CPU only the visited nodes are.
     """
     coins = uniform((tree.shape.size, tree.shape.max_children + 1), generator)
     decided: dict[int, _Decision] = {}
     if tree.tokens.device.type != "cpu":
-        decided = _decide(tree, range(tree.shape.size), target_probs, verifier.rule, coins)
+        for start in range(0, tree.shape.size, _BATCH):
+            nodes = range(start, min(start + _BATCH, tree.shape.size))
+            decided |= _decide(tree, nodes, target_probs, verifier.rule, coins)
     node, path = 0, list[int]()
     while True:
         decision = decided.get(node) or _decide(tree, [node], target_probs, verifier.rule, coins)[node]
@@ -84,14 +88,15 @@ def _decide(
 ) -> dict[int, _Decision]:
     """What happens at each of `nodes`, should the walk come by. A fresh coin for each child and for the next token."""
     children = [tree.shape.children(node) for node in nodes]
-    coins, weights, ranks = coins[list(nodes)], target_probs(nodes), [0] * len(nodes)
+    coins, weights = coins[list(nodes)], target_probs(nodes)
+    ranks = coins.new_zeros(len(nodes), 1, dtype=torch.long)
     if any(children):
         law = _node_law(tree, nodes, children, weights, rule)
-        weights, ranks = law.residual, _first_accepted(law.accept, coins).tolist()
-    next_tokens = invert(weights, coins[:, -1:])[:, 0].tolist()
+        weights, ranks = law.residual, _first_accepted(law.accept, coins)
+    outcomes = torch.cat([ranks, invert(weights, coins[:, -1:])], dim=1).tolist()
     return {
         node: _Decision(siblings[rank] if rank < len(siblings) else None, token)
-        for node, siblings, rank, token in zip(nodes, children, ranks, next_tokens, strict=True)
+        for node, siblings, (rank, token) in zip(nodes, children, outcomes, strict=True)
     }
 
 
@@ -136,10 +141,10 @@ def _law_on_support(
 
 
 def _first_accepted(accept: Tensor, coins: Tensor) -> Tensor:
-    """[nodes] rank of the first child whose coin falls below its probability, or the number of children."""
+    """[nodes, 1] rank of the first child whose coin falls below its probability, or the number of children."""
     passed = coins[:, : accept.shape[1]] < accept
     stop = passed.new_ones(len(passed), 1)
-    return torch.cat([passed, stop], dim=1).int().argmax(dim=1)
+    return torch.cat([passed, stop], dim=1).int().argmax(dim=1, keepdim=True)
 
 
 def recursive_rejection(
@@ -207,7 +212,7 @@ def k_sequential_selection(target_probs: Tensor, draft_probs: Tensor, children: 
     overlap = taken.sum(-1, keepdim=True)
     scale = torch.where(overlap > 0, _any_of(overlap, count) / overlap.clamp(min=1e-300), count)
     index = children.clamp(min=0)
-    accept = _share(q.gather(1, index), high * p.gather(1, index)).where(real, _zero(q))
+    accept = _share(q.gather(1, index), high * p.gather(1, index)) * real
     return NodeLaw(accept, _or_else((q - scale * taken).clamp_(min=0), q))
 
 
@@ -285,7 +290,3 @@ def _any_of(chance: Tensor, count: Tensor) -> Tensor:
 def _or_else(weights: Tensor, otherwise: Tensor) -> Tensor:
     """A residual without mass is reached with probability 0; rounding that gets there falls back on the target."""
     return torch.where(weights.sum(-1, keepdim=True) > 0, weights, otherwise)
-
-
-def _zero(like: Tensor) -> Tensor:
-    return like.new_zeros(())

@@ -125,6 +125,13 @@ class AcceptanceProfile:
         with as_file(files("sequoia.tree") / "profiles" / f"{draft}.json") as path:
             return cls.load(path)
 
+    @classmethod
+    def for_draft(cls, draft: object, path: str | os.PathLike[str] | None = None) -> AcceptanceProfile:
+        """The profile in the file, or without one the rates shipped for the kind of draft."""
+        if path is not None:
+            return cls.load(path)
+        return cls.shipped("ngram" if isinstance(draft, str) and draft == "ngram" else "model")
+
     def __repr__(self) -> str:
         return f"AcceptanceProfile(rows={len(self.rates)}, ranks={self.ranks})"
 
