@@ -74,7 +74,7 @@ def test_one_pass_for_each_level_that_has_children(model: _Counted) -> None:
 
 @pytest.mark.parametrize("node", range(_BUSHY.size))
 def test_after_a_round_it_holds_the_accepted_tokens_it_has_passed(model: _Counted, node: int) -> None:
-    """CASES 17: a leaf was not passed and is caught up on together with the next token."""
+    """Fault 17: a leaf was not passed and is caught up on together with the next token."""
     proposer = ModelDraft(model, _VOCAB).start()
     tree = _grow(proposer, _TEXT, _BUSHY)
     path = _BUSHY.paths[node]
@@ -111,7 +111,7 @@ def test_long_prompts_are_passed_in_pieces(model: _Counted, length: int) -> None
 @pytest.mark.parametrize("draws", Draws)
 @pytest.mark.parametrize("proposable", [4, _VOCAB])
 def test_ids_past_the_shared_ones_are_never_proposed(model: _Counted, draws: Draws, proposable: int) -> None:
-    """CASES 18."""
+    """Fault 18."""
     model.table[..., 4:] += 9
     tree = _grow(ModelDraft(model, proposable).start(), [1, 2, 3], TreeShape.kary(4, 2), draws)
     if proposable == 4:

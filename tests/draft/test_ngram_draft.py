@@ -58,7 +58,7 @@ def test_the_same_whether_counted_at_once_or_round_by_round(tokens: list[int], d
 
 
 def test_guesses_are_never_counted() -> None:
-    """CASES 17: only what became text changes the counts, however many trees were drawn."""
+    """Fault 17: only what became text changes the counts, however many trees were drawn."""
     tokens, proposer = [1, 2, 3, 1, 2], NgramDraft(_VOCAB).start()
     first = _grow(proposer, tokens, TreeShape.chain(1)).draft_probs([0], _VOCAB)
     for _ in range(5):
@@ -102,13 +102,13 @@ def test_a_context_without_a_token_that_may_be_proposed() -> None:
 
 @pytest.mark.parametrize("draws", Draws)
 def test_padded_ids_are_never_proposed(draws: Draws) -> None:
-    """CASES 18: not even where the text is full of them."""
+    """Fault 18: not even where the text is full of them."""
     tree = _grow(NgramDraft(4).start(), [9, 9, 1, 9, 9, 2, 9, 9], TreeShape.kary(4, 3), draws)
     assert int(tree.tokens[1:].max()) < 4
 
 
 def test_nodes_are_read_with_their_own_path() -> None:
-    """CASES 9: what follows a child is what followed it in the text."""
+    """Fault 9: what follows a child is what followed it in the text."""
     tree = _grow(NgramDraft(_VOCAB).start(), [1, 2, 3, 4, 5, 1, 2, 3, 4, 5, 1], TreeShape.chain(4), Draws.TOP_K)
     assert tree.tokens.tolist() == [1, 2, 3, 4, 5]
     assert tree.draft_probs([0, 1, 2, 3], _VOCAB).argmax(-1).tolist() == [2, 3, 4, 5]

@@ -266,7 +266,7 @@ def _block(shape: TreeShape, start: int) -> Block:
 
 @pytest.mark.parametrize("length", [1, 13])
 def test_node_logits_equal_a_linear_run_over_the_path(engine: Engine, length: int) -> None:
-    """CASES 15, 22: whatever the order of storage; then the cache goes on exactly after a kept path."""
+    """Fault 15, 22: whatever the order of storage; then the cache goes on exactly after a kept path."""
     model, prefix, nodes = engine.target, _ids(length), _ids(_BUSHY.size, seed=1)
     cache = model.new_cache()
     model.forward(torch.tensor(prefix), cache)
@@ -297,7 +297,7 @@ class _Recorder:
 
 
 def test_a_draft_grown_level_by_level_gives_the_logits_of_linear_runs(engine: Engine) -> None:
-    """CASES 15, 17: over three rounds, so on caches that kept a path."""
+    """Fault 15, 17: over three rounds, so on caches that kept a path."""
     recorder = _Recorder(engine.target)
     draft = ModelDraft(recorder, _VOCAB)  # type: ignore[arg-type]
     params = SamplingParams(max_tokens=40, seed=3)

@@ -90,7 +90,7 @@ test_any_sequence_of_operations = CacheMachine.TestCase
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_keep_at_arbitrary_increasing_slots(data: st.DataObject) -> None:
-    """CASES 14: kept rows follow the prefix in order, in every layer, keys and values alike."""
+    """Fault 14: kept rows follow the prefix in order, in every layer, keys and values alike."""
     length = data.draw(st.integers(1, 40))
     start = data.draw(st.integers(0, length - 1))
     slots = sorted(data.draw(st.sets(st.integers(start, length - 1))))

@@ -69,7 +69,7 @@ def _wrapped(model: Any, kind: type[CausalLM] = CausalLM, dtype: str = "fp32") -
 
 
 class _PositionByIndex(CausalLM):
-    """CASES 15: position = place in the cache."""
+    """Fault 15: position = place in the cache."""
 
     def forward(self, tokens: Tensor, cache: Any, block: Block | None = None, last: int | None = None) -> Tensor:
         if block is not None:
@@ -97,7 +97,7 @@ class _AncestorsHidden(CausalLM):
 
 
 class _FirstSlotsKept(KVCache):
-    """CASES 13, 14: the cache is rewound by a count; the path's rows stay where they were."""
+    """Fault 13, 14: the cache is rewound by a count; the path's rows stay where they were."""
 
     def keep(self, start: int, slots: Sequence[int]) -> None:
         self.truncate(start + len(slots))
@@ -168,7 +168,7 @@ def test_a_wrong_window_is_caught(window: int, broken: type[CausalLM], dtype: st
 
 @pytest.mark.parametrize("window", [1, 2, 8, 4096])
 def test_every_window_is_crossed_and_left_as_it_was(window: int) -> None:
-    """CASES 22: a window wider than any probe's text is proved too."""
+    """Fault 22: a window wider than any probe's text is proved too."""
     model = _wrapped(_mistral(window))
     probe(model)
     assert model.window == window

@@ -1,4 +1,4 @@
-"""The round: what it emits, what it leaves in the caches, where it stops. Numbers are rows of CASES.md."""
+"""The round: what it emits, what it leaves in the caches, where it stops. Numbers are rows of docs/faults.md."""
 
 from __future__ import annotations
 
