@@ -163,12 +163,43 @@ def test_different_vocabularies_are_refused() -> None:
         ({"tree": "chain:-1"}, "tree chain:-1: depth must be"),
         ({"dtype": "int3"}, "int3"),
         ({"device": "abacus"}, "abacus"),
+        ({"tree": None}, "tree is a TreeShape"),
+        ({"tree": [-1, 0]}, "tree is a TreeShape"),
+        ({"profile": 5}, "profile is an AcceptanceProfile"),
+        ({"tree": "chain:2", "profile": sequoia.AcceptanceProfile([[0.5]])}, "a profile plans optimal trees"),
     ],
 )
 def test_bad_arguments_are_one_clear_line(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message) as error:
         load(_tiny(), **arguments)
     assert "\n" not in str(error.value)
+
+
+def test_a_tree_can_be_a_file(tmp_path: Path) -> None:
+    shape = sequoia.TreeShape([-1, 0, 0, 1])
+    shape.save(tmp_path / "mine")
+    assert load(_tiny(), tree=tmp_path / "mine").shape == load(_tiny(), tree=str(tmp_path / "mine")).shape == shape
+
+
+@pytest.mark.parametrize("params", [{"max_tokens": 3}, {}, 0, sequoia.SamplingParams])
+def test_params_of_another_kind_are_refused(tiny: Engine, params: Any) -> None:
+    with pytest.raises(UsageError, match="params are SamplingParams"):
+        tiny.generate([1], params)
+
+
+def test_a_negative_request_is_refused(tiny: Engine) -> None:
+    with pytest.raises(UsageError, match="request must be"):
+        tiny.generate([1], request=-1)
+
+
+def test_ids_may_come_as_an_array(tiny: Engine) -> None:
+    params = sequoia.SamplingParams(max_tokens=5, seed=1)
+    assert tiny.generate(torch.tensor([1, 2]), params).token_ids == tiny.generate([1, 2], params).token_ids
+
+
+def test_an_engine_says_what_it_is(tiny: Engine) -> None:
+    assert "verifier=sequoia" in repr(tiny)
+    assert "TreeShape(size=16, depth=4)" in repr(tiny)
 
 
 def test_stop_strings_need_a_tokenizer(tiny: Engine) -> None:

@@ -25,7 +25,7 @@ from sequoia.params import SamplingParams
         ("temperature", 1e-300),
         ("temperature", 1e300),
         ("temperature", "warm"),
-        ("top_k", 0),
+        ("top_k", -1),
         ("top_p", 0),
         ("top_p", 1.1),
         ("min_p", -0.1),
@@ -44,6 +44,7 @@ from sequoia.params import SamplingParams
         ("stop", ""),
         ("stop", ["a", ""]),
         ("stop", 5),
+        ("stop", "\ud800"),
         ("logit_bias", {-1: 1.0}),
         ("logit_bias", {1: math.inf}),
         ("logit_bias", {1: math.nan}),
@@ -72,6 +73,10 @@ def test_it_can_be_copied_and_pickled(travel: Any) -> None:
     params = SamplingParams(temperature=0.3, stop=["x"], logit_bias={4: -1.0}, seed=2)
     assert travel(params) == params
     assert hash(travel(params)) == hash(params)
+
+
+def test_top_k_0_keeps_all_as_in_transformers() -> None:
+    assert SamplingParams(top_k=0) == SamplingParams(top_k=None)
 
 
 def test_it_is_frozen() -> None:

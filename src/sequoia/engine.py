@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,7 +24,7 @@ from sequoia.speculate.verify import Verifier, verifier_named
 from sequoia.text import Detokenizer, StopStrings, encode_prompt
 from sequoia.tree.profile import AcceptanceProfile
 from sequoia.tree.shape import TreeShape
-from sequoia.tree.specs import parse_tree
+from sequoia.tree.specs import TREE_FORMS, parse_tree
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 """Text as it is, token ids, or chat messages (`{"role": …, "content": …}`) for the tokenizer's template."""
@@ -76,6 +77,10 @@ class Engine:
         self.stats = Stats()
         """Of the latest request, live while it streams."""
 
+    def __repr__(self) -> str:
+        target, verifier = self.target.loaded.name, self.verifier.name
+        return f"Engine(target={target}, draft={type(self.draft).__name__}, tree={self.shape!r}, verifier={verifier})"
+
     @property
     def tokenizer(self) -> Any:
         """The target's transformers tokenizer, or None for a bare model object."""
@@ -98,14 +103,17 @@ class Engine:
             UsageError: the prompt is empty, too long for the context, or not understood.
             ModelError: a model's logits are no distribution.
         """
-        return self._start(prompt, params or SamplingParams(), request)[0]
+        return self._start(prompt, params, request)[0]
 
     def generate(self, prompt: Prompt, params: SamplingParams | None = None, *, request: int = 0) -> Generation:
         """`stream`, collected."""
-        chunks, stats = self._start(prompt, params or SamplingParams(), request)
+        chunks, stats = self._start(prompt, params, request)
         return collect(list(chunks), stats)
 
-    def _start(self, prompt: Prompt, params: SamplingParams, request: int) -> tuple[Iterator[Chunk], Stats]:
+    def _start(self, prompt: Prompt, params: SamplingParams | None, request: int) -> tuple[Iterator[Chunk], Stats]:
+        params = SamplingParams() if params is None else params
+        if not isinstance(params, SamplingParams):
+            raise UsageError(f"params are SamplingParams, not {params!r:.80}. SamplingParams.from_dict reads a dict.")
         if request < 0:
             raise UsageError(f"request must be an integer of at least 0, not {request}.")
         if params.stop and self.tokenizer is None:
@@ -141,7 +149,7 @@ def collect(chunks: Sequence[Chunk], stats: Stats) -> Generation:
 def load(
     target: Any = None,
     draft: Any = "ngram",
-    tree: str | TreeShape = "optimal:16x4",
+    tree: str | Path | TreeShape = "optimal:16x4",
     verifier: str = "sequoia",
     dtype: str | torch.dtype = "auto",
     device: str | torch.device = "auto",
@@ -156,7 +164,7 @@ def load(
             SmolLM2-135M-Instruct.
         draft: "ngram"; a smaller model of the same vocabulary, given like the target and moved to its device; or an
             object of your own with the method of `Draft`.
-        tree: a `TreeShape`, or a form of `TREE_FORMS`.
+        tree: a `TreeShape`, a shape file, or a form of `TREE_FORMS`.
         verifier: "sequoia", "specinfer", "spectr" or "sampler_match".
         dtype: "auto", "bf16", "fp16", "fp32" or a torch dtype.
         device: "auto", "cpu", "cuda" or a torch device.
@@ -176,11 +184,17 @@ def load(
     return Engine(model, _draft(draft, model, dtype, notice), shape, chosen)
 
 
-def _shape(tree: str | TreeShape, profile: AcceptanceProfile | str | Path | None, draft: Any) -> TreeShape:
+def _shape(tree: str | Path | TreeShape, profile: AcceptanceProfile | str | Path | None, draft: Any) -> TreeShape:
+    if not isinstance(tree, (str, PathLike, TreeShape)):
+        raise UsageError(f"tree is a TreeShape, a shape file or one of {TREE_FORMS}, not {tree!r:.80}.")
     if profile is not None and not (isinstance(tree, str) and tree.startswith("optimal:")):
         raise UsageError(f'a profile plans optimal trees, and tree is {tree!r}. Use tree="optimal:SIZExDEPTH".')
+    if not isinstance(profile, (str, PathLike, AcceptanceProfile, type(None))):
+        raise UsageError(f"profile is an AcceptanceProfile or a profile file, not {profile!r:.80}.")
     if isinstance(tree, TreeShape):
         return tree
+    if isinstance(tree, PathLike):
+        return TreeShape.load(tree)
     planned_for = profile if isinstance(profile, AcceptanceProfile) else AcceptanceProfile.for_draft(draft, profile)
     return parse_tree(tree, planned_for)
 

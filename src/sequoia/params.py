@@ -30,7 +30,7 @@ class SamplingParams:
     temperature: float = 1.0
     """0 always takes the most probable token."""
     top_k: int | None = None
-    """Keep the k most probable tokens; None keeps all."""
+    """Keep the k most probable tokens; None or 0 keeps all."""
     top_p: float = 1.0
     """Keep the smallest set of most probable tokens whose mass reaches p; the token that crosses p is kept."""
     min_p: float = 0.0
@@ -59,7 +59,8 @@ class SamplingParams:
         if 0 < self.temperature < 1 / _LARGE:
             raise UsageError(f"temperature must be 0 or at least {1 / _LARGE:g}, not {self.temperature!r}.")
         if self.top_k is not None:
-            _require_integer("top_k", self.top_k, least=1)
+            _require_integer("top_k", self.top_k, least=0)
+            object.__setattr__(self, "top_k", self.top_k or None)
         _require_real("top_p", self.top_p, 0.0, 1.0, open_low=True)
         _require_real("min_p", self.min_p, 0.0, 1.0)
         _require_real("repetition_penalty", self.repetition_penalty, 1e-6, 1e6)
@@ -106,7 +107,13 @@ def _stop_strings(stop: object) -> tuple[str, ...]:
         return ()
     if not isinstance(strings, (list, tuple)) or not all(isinstance(s, str) and s for s in strings):
         raise UsageError(f"stop must be a non-empty string or a list of them, not {stop!r}.")
+    if any(_has_surrogate(string) for string in strings):
+        raise UsageError("stop holds half a character (a lone surrogate), which no text ever does. Leave it out.")
     return tuple(strings)
+
+
+def _has_surrogate(text: str) -> bool:
+    return any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _logit_bias(bias: object) -> Mapping[int, float]:

@@ -146,13 +146,15 @@ def encode_prompt(tokenizer: Any, prompt: Any, vocab_size: int | None = None) ->
 
     Args:
         tokenizer: the model's; None for a model without one, which takes token ids only.
-        prompt: text, encoded with the tokenizer's default special tokens; a list of token ids; or chat messages
+        prompt: text, encoded with the tokenizer's default special tokens; a list or array of ids; or chat messages
             (`[{"role": ..., "content": ...}, ...]`), put into the chat template up to where the answer begins.
         vocab_size: ids must lie below it; without it, below the tokenizer's size.
 
     Raises:
         UsageError: the prompt is none of these, is empty, or needs a tokenizer or chat template there is not.
     """
+    if hasattr(prompt, "tolist"):  # arrays and tensors of ids
+        prompt = prompt.tolist()
     if isinstance(prompt, str):
         ids = _encode_text(tokenizer, prompt)
     elif not isinstance(prompt, (list, tuple)):
@@ -171,6 +173,7 @@ def _encode_text(tokenizer: Any, text: str) -> list[int]:
     if not text:
         raise UsageError("the prompt is empty. Give at least one character.")
     _require_tokenizer(tokenizer)
+    _require_whole(text)
     return list(tokenizer(text)["input_ids"])
 
 
@@ -179,6 +182,7 @@ def _encode_chat(tokenizer: Any, messages: list[Any]) -> list[int]:
         for key in ("role", "content"):
             if not isinstance(message.get(key), str):
                 raise UsageError(f"chat message {index} needs a {key!r} that is text, not {message.get(key)!r:.80}.")
+            _require_whole(message[key])
     _require_tokenizer(tokenizer)
     if getattr(tokenizer, "chat_template", None) is None:
         raise UsageError("this model's tokenizer has no chat template. Give the prompt as text or token ids.")
@@ -194,6 +198,13 @@ def _encode_chat(tokenizer: Any, messages: list[Any]) -> list[int]:
 def _require_tokenizer(tokenizer: Any) -> None:
     if tokenizer is None:
         raise UsageError("this model has no tokenizer, so it needs token ids. Give a list of ids, or load a tokenizer.")
+
+
+def _require_whole(text: str) -> None:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise UsageError(f"the prompt holds half a character (a lone surrogate) at {error.start}. Mend it.") from error
 
 
 def _checked_id(item: Any, limit: int | None) -> int:

@@ -196,7 +196,7 @@ def test_profile_plans_the_tree(cli, tiny, tmp_path):
         (["hi\udcff"], 2, "the prompt is not UTF-8 text (character 2)"),
         (["hi", "--temperature", "-1"], 2, "temperature must be a number of at least 0"),
         (["hi", "--temperature", "nan"], 2, "temperature must be"),
-        (["hi", "--top-k", "0"], 2, "top_k must be"),
+        (["hi", "--top-k", "-1"], 2, "top_k must be"),
         (["hi", "--top-p", "1.5"], 2, "top_p must be"),
         (["hi", "--max-tokens", "0"], 2, "max_tokens must be"),
         (["hi", "--seed", "-1"], 2, "seed must be"),

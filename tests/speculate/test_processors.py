@@ -16,7 +16,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from sequoia.errors import ModelError
+from sequoia.errors import ModelError, UsageError
 from sequoia.params import SamplingParams
 from sequoia.speculate.processors import Processors
 
@@ -126,7 +126,7 @@ def test_no_distribution_is_an_error(value: float) -> None:
 
 
 def test_a_target_with_every_token_banned_is_an_error() -> None:
-    with pytest.raises(ModelError, match="bans every token"):
+    with pytest.raises(UsageError, match="bans every token"):
         _processors(logit_bias=dict.fromkeys(range(VOCAB), float("-inf"))).scores(_logits(), PATHS)
 
 

@@ -68,7 +68,8 @@ class Processors:
             [rows, candidates] in 32 bit.
 
         Raises:
-            ModelError: a row is no distribution (NaN, +inf, or nothing but -inf), or every token is banned.
+            ModelError: a row is no distribution (NaN, +inf, or nothing but -inf).
+            UsageError: the bias bans every token.
         """
         scores = logits.float()
         if not torch.isfinite(scores.amax(-1)).all():
@@ -119,7 +120,7 @@ def _biased(scores: Tensor, bias: Tensor, model: str) -> Tensor:
     if model == "draft":
         return biased.masked_fill(banned, 0.0)
     if bool(banned.any()):
-        raise ModelError("logit_bias bans every token that the target can give. Leave it at least one.")
+        raise UsageError("logit_bias bans every token that the target can give. Leave it at least one.")
     return biased
 
 
