@@ -341,3 +341,8 @@ def test_the_demo(cli):
     heading, closing = outcome.err.splitlines()[-2:]
     assert heading.startswith("target SmolLM2-135M-Instruct · ")
     assert re.search(r"tokens/s · [\d.]+ tokens per round · tree 16 nodes, depth 4 · finish: \w+$", closing)
+
+
+def test_a_prompt_longer_than_the_context_is_one_line(cli, plain):
+    """Nothing is said before it: no heading, no notes."""
+    _is_one_line(cli("generate", "w3 " * 40, "--raw", "--target", plain), 2, "leaves no room")

@@ -19,7 +19,9 @@ from sequoia.errors import UsageError
 from sequoia.params import SamplingParams
 
 if TYPE_CHECKING:
-    from sequoia.engine import Engine
+    from collections.abc import Iterator
+
+    from sequoia.engine import Chunk, Engine
     from sequoia.tree.shape import TreeShape
 
 
@@ -75,9 +77,10 @@ def generate(
 
         engine = load(target, draft, shape, verifier, dtype, device, notice=tell)
     token_ids = _encoded(engine, text, system, raw)
+    chunks = engine.stream(token_ids, params)  # refuses what cannot be generated before anything is said
     _tell_idle(params, tree, draft, verifier)
     note(heading(engine), "dim")
-    answer = _answer(engine, token_ids, params, show=not as_json)
+    answer = _answer(chunks, with_logprobs=logprobs is not None, show=not as_json)
     if as_json:
         print_json(answer, engine, len(token_ids))
     if stats:
@@ -179,12 +182,11 @@ def _encoded(engine: Engine, text: str, system: str | None, raw: bool) -> list[i
     return encode_prompt(engine.tokenizer, text if raw else [*system_message, message], engine.target.vocab_size)
 
 
-def _answer(engine: Engine, token_ids: list[int], params: SamplingParams, show: bool) -> Answer:
+def _answer(chunks: Iterator[Chunk], with_logprobs: bool, show: bool) -> Answer:
     """Generate, up to the end or Ctrl-C."""
-    answer = Answer(with_logprobs=params.logprobs is not None)
+    answer = Answer(with_logprobs=with_logprobs)
     started = time.perf_counter()
     try:
-        chunks = engine.stream(token_ids, params)
         with waiting("reading the prompt"):
             first = next(chunks)
         answer.first_token_seconds = time.perf_counter() - started

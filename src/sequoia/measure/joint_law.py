@@ -80,8 +80,31 @@ class Sampled(Protocol):
         """The tokens of one request; no two share noise."""
 
 
+class _Setting:
+    """What the processors and the noise of a case follow from."""
+
+    processors: str
+    temperature: float
+    seed: int
+
+    @property
+    def greedy(self) -> bool:
+        """See `Sampled.greedy`."""
+        return self.temperature == 0
+
+    @property
+    def params(self) -> SamplingParams:
+        return SamplingParams(
+            max_tokens=LENGTH,
+            temperature=self.temperature,
+            seed=self.seed,
+            ignore_eos=True,
+            **PROCESSORS[self.processors],
+        )
+
+
 @dataclass(frozen=True)
-class Case:
+class Case(_Setting):
     """One setting of everything: what the loop is run with."""
 
     verifier: Verifier
@@ -99,14 +122,6 @@ class Case:
     def name(self) -> str:
         temperature = f"temperature {self.temperature:g}"
         return f"{self.verifier.name}, {temperature}, {self.processors}, {self.shape}, {self.draft} draft"
-
-    @property
-    def greedy(self) -> bool:
-        return self.temperature == 0
-
-    @property
-    def params(self) -> SamplingParams:
-        return _params(self.processors, self.temperature, self.seed)
 
     def law(self) -> Floats:
         """See `Sampled.law`."""
@@ -144,12 +159,6 @@ def run_session(case: Case, request: int) -> Sequence[int]:
     return session.tokens[len(PROMPT) :]
 
 
-def _params(processors: str, temperature: float, seed: int) -> SamplingParams:
-    return SamplingParams(
-        max_tokens=LENGTH, temperature=temperature, seed=seed, ignore_eos=True, **PROCESSORS[processors]
-    )
-
-
 def count_outcomes(samples: Sequence[Sequence[int]]) -> Ints:
     """How often each sequence of tokens came, [vocab] * length."""
     counts: Ints = np.zeros((VOCAB,) * LENGTH, dtype=np.int64)
@@ -182,7 +191,7 @@ def _overconfident(seed: int) -> ToyModel:
 
 
 @dataclass(frozen=True)
-class EngineCase:
+class EngineCase(_Setting):
     """The whole engine with transformers models, on the device that a user's models would run on."""
 
     verifier: str
@@ -203,14 +212,6 @@ class EngineCase:
     @property
     def engine(self) -> Engine:
         return _engine(self.shape, self.verifier, self.draft, self.device)
-
-    @property
-    def greedy(self) -> bool:
-        return self.temperature == 0
-
-    @property
-    def params(self) -> SamplingParams:
-        return _params(self.processors, self.temperature, self.seed)
 
     def law(self) -> Floats:
         """See `Sampled.law`."""
