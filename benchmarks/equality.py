@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 
 import torch
-from common import BUILT_IN, machine, read_prompts
+from common import machine, read_prompts
 from rich.console import Console
 from rich.progress import track
 
 import sequoia
 from sequoia.engine import Engine
+from sequoia.measure.prompts import BUILT_IN, SOURCE_FORMS
 from sequoia.tree.shape import TreeShape
 
 TREES = {1: TreeShape.root_only(), 8: "optimal:8x4", 32: "optimal:32x6", 128: "optimal:128x8"}
@@ -58,9 +58,7 @@ def tie(exact: Engine, engine: Engine, prefix: list[int], ours: int, theirs: int
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--prompts", type=Path, nargs="*", default=[BUILT_IN], help="JSONL files: text, prompt or turns"
-    )
+    parser.add_argument("--prompts", nargs="+", default=[BUILT_IN], help=SOURCE_FORMS)
     parser.add_argument("--count", type=int, default=10)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--dtype", default="fp32")
@@ -77,7 +75,7 @@ def main() -> int:
     for number, prompt in enumerate(track(prompts, console=Console(stderr=True))):
         expected = reference_output(engine, prompt, options.tokens)
         for size, shape in shapes().items():
-            engine.shape = shape
+            engine.tree = shape
             found = list(engine.generate(prompt, params).token_ids)
             if found == expected:
                 equal[size] += 1

@@ -10,11 +10,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from common import BUILT_IN, read_prompts
+from common import read_prompts
 from rich.console import Console
 from rich.progress import track
 
 import sequoia
+from sequoia.measure.prompts import BUILT_IN, SOURCE_FORMS
 from sequoia.speculate.stats import Stats
 
 BRANCHES = (16, 8, 4, 3, 2, 2, 2, 1)  # children of an expanded node, by depth
@@ -34,7 +35,7 @@ def counting_shape() -> sequoia.TreeShape:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--prompts", type=Path, nargs="*", default=[BUILT_IN], help="JSONL: text, prompt or turns")
+    parser.add_argument("--prompts", nargs="+", default=[BUILT_IN], help=SOURCE_FORMS)
     parser.add_argument("--count", type=int, default=20)
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--temperature", type=float, nargs="*", default=[0.0, 0.6])
@@ -54,7 +55,7 @@ def main() -> None:
             "draft": "n-gram",
             "target": engine.target.loaded.name,
             "method": "counted on the target's own runs by benchmarks/ngram_profile.py",
-            "prompts": sorted(path.stem for path in options.prompts),
+            "prompts": sorted(Path(source).stem for source in options.prompts),
             "requests": len(prompts) * len(options.temperature),
             "temperatures": options.temperature,
             "visits": total.visits,

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from common import BUILT_IN, machine, read_prompts
+from common import machine, read_prompts
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
@@ -24,6 +24,7 @@ from torch import Tensor
 import sequoia
 from sequoia.draft.model_draft import ModelDraft
 from sequoia.engine import Draft, Engine
+from sequoia.measure.prompts import BUILT_IN
 from sequoia.model.causal_lm import CausalLM
 from sequoia.model.loading import LoadedModel
 from sequoia.speculate.session import Session
@@ -63,13 +64,13 @@ def rounds(
     target: Stopwatch, draft: Draft, engine: Engine, prompt: list[int], params: sequoia.SamplingParams
 ) -> list[tuple[float, float]]:
     """(seconds, seconds in forwards) of each full-sized round, the first left out as warm-up."""
-    session = Session(target, draft.start(), engine.shape, engine.verifier, prompt, params)
+    session = Session(target, draft.start(), engine.tree, engine.verifier, prompt, params)
     session.step()
     measured = []
     while session.finish_reason is None:
         target.seconds[0], started = 0.0, time.perf_counter()
         outcome = session.step()
-        if outcome.tree.shape == engine.shape:
+        if outcome.tree.shape == engine.tree:
             measured.append((time.perf_counter() - started, target.seconds[0]))
     return measured
 
@@ -83,6 +84,8 @@ def overhead_table(engine: Engine, prompts: list[list[int]], tokens: int) -> Tab
         for settings in ({"temperature": 0.0}, {"temperature": 0.6}, {"temperature": 0.6, "top_p": 0.9}):
             params = sequoia.SamplingParams(max_tokens=tokens, seed=0, ignore_eos=True, **settings)
             measured = [pair for prompt in prompts for pair in rounds(target, draft, engine, prompt, params)]
+            if not measured:
+                raise SystemExit(f"{tokens} tokens hold no whole round of depth {engine.tree.depth}. Raise --tokens.")
             whole = statistics.median(seconds for seconds, _ in measured)
             outside = statistics.median(seconds - forwards for seconds, forwards in measured)
             label = ", top-p ".join(str(value) for value in settings.values())
@@ -106,7 +109,7 @@ def theirs(engine: Engine, prompt: list[int], tokens: int) -> list[int]:
 
 def plain_table(engine: Engine, prompts: list[list[int]], tokens: int, repeats: int) -> Table:
     """Whole requests, prompt included, prompt by prompt and taking turns in going first."""
-    engine.shape = TreeShape.root_only()
+    engine.tree = TreeShape.root_only()
     methods: dict[str, Callable[[Engine, list[int], int], list[int]]] = {"sequoia, tree off": ours, "generate": theirs}
     seconds: dict[str, list[float]] = {name: [] for name in methods}
     for turn, prompt in enumerate([prompts[0], *prompts * repeats]):  # the first is warm-up
@@ -135,7 +138,7 @@ def main() -> None:
     prompts = read_prompts([BUILT_IN], options.prompts, engine)
     console = Console()
     console.print(f"{machine()}, {engine.target.loaded.dtype}")
-    console.print(f"tree of {engine.shape.size} nodes, depth {engine.shape.depth}; {engine.target.vocab_size} tokens")
+    console.print(f"tree of {engine.tree.size} nodes, depth {engine.tree.depth}; {engine.target.vocab_size} tokens")
     console.print(overhead_table(engine, prompts, options.tokens))
     console.print(plain_table(engine, prompts, options.tokens, options.repeats))
 
