@@ -136,15 +136,15 @@ def test_models_can_be_objects(tiny: Engine) -> None:
 
 def test_a_shape_and_a_profile_can_be_objects() -> None:
     shape = sequoia.TreeShape([-1, 0, 0, 1])
-    assert load(_tiny(), tree=shape).shape == shape
+    assert load(_tiny(), tree=shape).tree == shape
     profile = sequoia.AcceptanceProfile([[0.9]])
-    assert load(_tiny(), tree="optimal:4x3", profile=profile).shape == sequoia.TreeShape.chain(3)
+    assert load(_tiny(), tree="optimal:4x3", profile=profile).tree == sequoia.TreeShape.chain(3)
 
 
 def test_a_profile_can_be_a_file(tmp_path: Path) -> None:
     path = tmp_path / "rates.json"
     sequoia.AcceptanceProfile([[0.9]]).save(path)
-    assert load(_tiny(), tree="optimal:4x3", profile=path).shape == sequoia.TreeShape.chain(3)
+    assert load(_tiny(), tree="optimal:4x3", profile=path).tree == sequoia.TreeShape.chain(3)
     path.write_text(json.dumps({"rates": [[2]]}))
     with pytest.raises(FileError, match=r"rates\.json"):
         load(_tiny(), tree="optimal:4x3", profile=path)
@@ -178,7 +178,7 @@ def test_bad_arguments_are_one_clear_line(arguments: dict[str, Any], message: st
 def test_a_tree_can_be_a_file(tmp_path: Path) -> None:
     shape = sequoia.TreeShape([-1, 0, 0, 1])
     shape.save(tmp_path / "mine")
-    assert load(_tiny(), tree=tmp_path / "mine").shape == load(_tiny(), tree=str(tmp_path / "mine")).shape == shape
+    assert load(_tiny(), tree=tmp_path / "mine").tree == load(_tiny(), tree=str(tmp_path / "mine")).tree == shape
 
 
 @pytest.mark.parametrize("params", [{"max_tokens": 3}, {}, 0, sequoia.SamplingParams])

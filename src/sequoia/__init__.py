@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from sequoia.errors import FileError, ModelError, SequoiaError, UsageError, VocabularyError
     from sequoia.params import SamplingParams
     from sequoia.speculate.stats import Stats
+    from sequoia.tree.dynamic import DynamicTree
     from sequoia.tree.planner import expected_tokens, optimal_shape
     from sequoia.tree.profile import AcceptanceProfile
     from sequoia.tree.shape import TreeShape
@@ -32,11 +33,13 @@ _HOMES = {
     "optimal_shape": "sequoia.tree.planner",
     "AcceptanceProfile": "sequoia.tree.profile",
     "TreeShape": "sequoia.tree.shape",
+    "DynamicTree": "sequoia.tree.dynamic",
 }
 
 __all__ = [
     "AcceptanceProfile",
     "Chunk",
+    "DynamicTree",
     "Engine",
     "FileError",
     "Generation",

@@ -18,10 +18,12 @@ from sequoia.model.causal_lm import CausalLM
 from sequoia.model.loading import LoadedModel, load_model, shared_token_count
 from sequoia.model.probe import probe
 from sequoia.params import SamplingParams
+from sequoia.speculate.growth import require_fit
 from sequoia.speculate.session import FinishReason, Proposer, Session, TokenLogprobs
 from sequoia.speculate.stats import Stats
 from sequoia.speculate.verify import Verifier, verifier_named
 from sequoia.text import Detokenizer, StopStrings, encode_prompt
+from sequoia.tree.dynamic import DynamicTree, Tree
 from sequoia.tree.profile import AcceptanceProfile
 from sequoia.tree.shape import TreeShape
 from sequoia.tree.specs import TREE_FORMS, parse_tree
@@ -64,22 +66,23 @@ class Generation:
 
 
 class Engine:
-    """A target, a draft, a tree shape and a verifier, ready to generate.
+    """A target, a draft, a tree and a verifier, ready to generate.
 
     Requests keep no state in the engine: streams may be abandoned, or read side by side.
     """
 
-    def __init__(self, target: CausalLM, draft: Draft, shape: TreeShape, verifier: Verifier) -> None:
+    def __init__(self, target: CausalLM, draft: Draft, tree: Tree, verifier: Verifier) -> None:
+        require_fit(tree, verifier.draws)
         self.target = target
         self.draft = draft
-        self.shape = shape
+        self.tree = tree
         self.verifier = verifier
         self.stats = Stats()
         """Of the latest request, live while it streams."""
 
     def __repr__(self) -> str:
         target, verifier = self.target.loaded.name, self.verifier.name
-        return f"Engine(target={target}, draft={type(self.draft).__name__}, tree={self.shape!r}, verifier={verifier})"
+        return f"Engine(target={target}, draft={type(self.draft).__name__}, tree={self.tree!r}, verifier={verifier})"
 
     @property
     def tokenizer(self) -> Any:
@@ -90,6 +93,34 @@ class Engine:
     def target_model(self) -> Any:
         """The target's transformers model."""
         return self.target.loaded.model
+
+    def with_tree(
+        self,
+        tree: str | Path | Tree,
+        verifier: str = "auto",
+        profile: AcceptanceProfile | str | Path | None = None,
+    ) -> Engine:
+        """The same models with another tree; arguments and errors as for `load`."""
+        kind = "ngram" if isinstance(self.draft, NgramDraft) else self.draft
+        resolved = _tree(tree, profile, kind)
+        return Engine(self.target, self.draft, resolved, _verifier(verifier, resolved))
+
+    def session(self, prompt: Sequence[int], params: SamplingParams, *, request: int = 0) -> Session:
+        """One request as rounds of tokens, without text: see `Session.step`.
+
+        Raises:
+            UsageError: the prompt is empty or too long for the context, or its ids are out of range.
+        """
+        return Session(
+            self.target,
+            self.draft.start(),
+            self.tree,
+            self.verifier,
+            prompt,
+            params,
+            self.target.loaded.eos_ids,
+            request,
+        )
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None, *, request: int = 0) -> Iterator[Chunk]:
         """Generate round by round.
@@ -118,16 +149,8 @@ class Engine:
             raise UsageError(f"request must be an integer of at least 0, not {request}.")
         if params.stop and self.tokenizer is None:
             raise UsageError("stop strings need a tokenizer. Load the target as a (model, tokenizer) pair.")
-        session = Session(
-            self.target,
-            self.draft.start(),
-            self.shape,
-            self.verifier,
-            encode_prompt(self.tokenizer, prompt, self.target.vocab_size),
-            params,
-            self.target.loaded.eos_ids,
-            request,
-        )
+        token_ids = encode_prompt(self.tokenizer, prompt, self.target.vocab_size)
+        session = self.session(token_ids, params, request=request)
         self.stats = stats = Stats()
         return _chunks(session, stats, _TextOut(self.tokenizer, params.stop)), stats
 
@@ -149,8 +172,8 @@ def collect(chunks: Sequence[Chunk], stats: Stats) -> Generation:
 def load(
     target: Any = None,
     draft: Any = "ngram",
-    tree: str | Path | TreeShape = "optimal:16x4",
-    verifier: str = "sequoia",
+    tree: str | Path | Tree = "optimal:16x4",
+    verifier: str = "auto",
     dtype: str | torch.dtype = "auto",
     device: str | torch.device = "auto",
     *,
@@ -164,8 +187,9 @@ def load(
             SmolLM2-135M-Instruct.
         draft: "ngram"; a smaller model of the same vocabulary, given like the target and moved to its device; or an
             object of your own with the method of `Draft`.
-        tree: a `TreeShape`, a shape file, or a form of `TREE_FORMS`.
-        verifier: "sequoia", "specinfer", "spectr" or "sampler_match".
+        tree: a `TreeShape`, a `DynamicTree`, a shape file, or a form of `TREE_FORMS`.
+        verifier: "sequoia", "specinfer", "spectr" or "sampler_match"; "auto" is "sequoia", or "sampler_match" for a
+            dynamic tree, whose children no other verifies.
         dtype: "auto", "bf16", "fp16", "fp32" or a torch dtype.
         device: "auto", "cpu", "cuda" or a torch device.
         profile: acceptance rates that `optimal:` trees are planned for; by default rates shipped for the kind of draft.
@@ -177,21 +201,29 @@ def load(
         ModelError: a model cannot be loaded or cannot follow a tree exactly.
         VocabularyError: draft and target do not share their token ids.
     """
-    chosen = verifier_named(verifier)
-    shape = _shape(tree, profile, draft)
+    resolved = _tree(tree, profile, draft)
+    chosen = _verifier(verifier, resolved)
     loaded = load_model(target, dtype=dtype, device=device, notice=notice)
     model = _checked(loaded)
-    return Engine(model, _draft(draft, model, dtype, notice), shape, chosen)
+    return Engine(model, _draft(draft, model, dtype, notice), resolved, chosen)
 
 
-def _shape(tree: str | Path | TreeShape, profile: AcceptanceProfile | str | Path | None, draft: Any) -> TreeShape:
-    if not isinstance(tree, (str, PathLike, TreeShape)):
+def _verifier(name: str, tree: Tree) -> Verifier:
+    if name == "auto":
+        name = "sampler_match" if isinstance(tree, DynamicTree) else "sequoia"
+    verifier = verifier_named(name)
+    require_fit(tree, verifier.draws)
+    return verifier
+
+
+def _tree(tree: str | Path | Tree, profile: AcceptanceProfile | str | Path | None, draft: Any) -> Tree:
+    if not isinstance(tree, (str, PathLike, TreeShape, DynamicTree)):
         raise UsageError(f"tree is a TreeShape, a shape file or one of {TREE_FORMS}, not {tree!r:.80}.")
     if profile is not None and not (isinstance(tree, str) and tree.startswith("optimal:")):
         raise UsageError(f'a profile plans optimal trees, and tree is {tree!r}. Use tree="optimal:SIZExDEPTH".')
     if not isinstance(profile, (str, PathLike, AcceptanceProfile, type(None))):
         raise UsageError(f"profile is an AcceptanceProfile or a profile file, not {profile!r:.80}.")
-    if isinstance(tree, TreeShape):
+    if isinstance(tree, (TreeShape, DynamicTree)):
         return tree
     if isinstance(tree, PathLike):
         return TreeShape.load(tree)

@@ -95,7 +95,7 @@ def test_json_is_one_object(cli, tiny, engine):
         "dtype": "fp32",
         "device": "cpu",
         "verifier": "sequoia",
-        "tree": {"size": 16, "depth": 4},
+        "tree": {"size": 16, "depth": 4, "dynamic": False},
     }
 
 

@@ -13,9 +13,10 @@ from sequoia.draft.model_draft import ModelDraft, ModelProposer
 from sequoia.measure.toy import ToyModel
 from sequoia.model.language_model import Block
 from sequoia.params import SamplingParams
+from sequoia.speculate.growth import Growth
 from sequoia.speculate.processors import Processors
 from sequoia.speculate.sampling import Draws
-from sequoia.speculate.token_tree import Growth, TokenTree, layout_of
+from sequoia.speculate.token_tree import TokenTree
 from sequoia.tree.shape import TreeShape
 
 _VOCAB = 9
@@ -49,8 +50,8 @@ def _grow(
 ) -> TokenTree:
     processors = Processors(SamplingParams(**params), tokens, _VOCAB)
     generator = torch.Generator().manual_seed(0)
-    layout = layout_of(shape, torch.device("cpu"))
-    return proposer.propose(tokens, Growth(layout, processors, draws, proposer.proposable, generator))
+    growth = Growth(shape, processors, draws, proposer.proposable, generator, torch.device("cpu"))
+    return proposer.propose(tokens, growth)
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0])

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from sequoia.draft.ngram_draft import NgramDraft, NgramProposer
 from sequoia.params import SamplingParams
+from sequoia.speculate.growth import Growth
 from sequoia.speculate.processors import Processors
 from sequoia.speculate.sampling import Draws
-from sequoia.speculate.token_tree import Growth, TokenTree, layout_of
+from sequoia.speculate.token_tree import TokenTree
 from sequoia.tree.shape import TreeShape
 
 _VOCAB = 10
@@ -24,9 +25,9 @@ def _grow(
     proposer: NgramProposer, tokens: Sequence[int], shape: TreeShape, draws: Draws = Draws.WITHOUT_REPLACEMENT
 ) -> TokenTree:
     processors = Processors(SamplingParams(), tokens, _VOCAB)
-    layout = layout_of(shape, torch.device("cpu"))
     generator = torch.Generator().manual_seed(0)
-    return proposer.propose(tokens, Growth(layout, processors, draws, proposer.proposable, generator))
+    growth = Growth(shape, processors, draws, proposer.proposable, generator, torch.device("cpu"))
+    return proposer.propose(tokens, growth)
 
 
 def _law(tokens: Sequence[int], draft: NgramDraft | None = None) -> Tensor:

@@ -11,14 +11,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from sequoia.measure.joint_law import PROMPT, SHAPES, VOCAB, Case, Run, run_session
+from sequoia.measure.joint_law import DYNAMIC_TREES, PROMPT, SHAPES, VOCAB, Case, Run, run_session
 from sequoia.measure.selftest import SelfTest, run_selftest
 from sequoia.measure.toy import ToyCache
 from sequoia.speculate import verify as verify_module
+from sequoia.speculate.growth import Growth
 from sequoia.speculate.processors import Processors
 from sequoia.speculate.sampling import Draws, Noise, Purpose
 from sequoia.speculate.session import Session
-from sequoia.speculate.token_tree import Growth, TokenTree
+from sequoia.speculate.token_tree import TokenTree
 from sequoia.speculate.verify import VERIFIERS, NodeLaw, Rule, Verifier, recursive_rejection
 
 SEQUOIA = VERIFIERS["sequoia"]
@@ -87,7 +88,15 @@ def test_sampling_sees_a_broken_rule(rule: Rule) -> None:
 
 
 def test_sampling_sees_likeliest_children_verified_as_if_drawn() -> None:
-    assert not prove(replace(SEQUOIA, draws=Draws.TOP_K), samples=30).joint_ok
+    """In trees of a fixed shape, and in dynamic ones."""
+    (result,) = prove(replace(SEQUOIA, draws=Draws.TOP_K), samples=30).verifiers
+    assert {"dynamic" in case.name for case in result.failures} == {False, True}
+
+
+def test_dynamic_trees_take_part() -> None:
+    (result,) = prove(VERIFIERS["sampler_match"], samples=4).verifiers
+    assert result.joint_ok
+    assert sum("dynamic" in case.name for case in result.cases) > 20
 
 
 # Broken loops: every node's law is right, so only the joint law can see them.
@@ -98,7 +107,7 @@ def with_session(spoil: Callable[[Session, Case, int], None]) -> Run:
 
     def run(case: Case, request: int) -> Sequence[int]:
         session = Session(
-            case.target, case.proposer(), SHAPES[case.shape], case.verifier, PROMPT, case.params, request=request
+            case.target, case.proposer(), (SHAPES | DYNAMIC_TREES)[case.tree], case.verifier, PROMPT, case.params, request=request
         )
         spoil(session, case, request)
         while session.finish_reason is None:

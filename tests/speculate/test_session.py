@@ -22,23 +22,27 @@ from sequoia.model.kv_cache import KVCache
 from sequoia.model.language_model import Block, LanguageModel
 from sequoia.model.loading import load_model
 from sequoia.params import SamplingParams
+from sequoia.speculate.growth import Frontier, Growth
 from sequoia.speculate.processors import Processors
 from sequoia.speculate.session import Proposer, Round, Session, TargetRows
 from sequoia.speculate.stats import Stats
-from sequoia.speculate.token_tree import Growth, TokenTree
+from sequoia.speculate.token_tree import TokenTree
 from sequoia.speculate.verify import VERIFIERS
+from sequoia.tree.dynamic import DynamicTree, Tree
 from sequoia.tree.shape import TreeShape
 
 _VOCAB = 12
 _PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 _BUSHY = TreeShape((-1, 0, 1, 1, 3, 0, 5, 5, 2, 4, 5, 0, 11))  # not in level order, depth 4
-_SHAPES = {
+_SHAPES: dict[str, Tree] = {
     "root": TreeShape.root_only(),
     "chain": TreeShape.chain(5),
     "star": TreeShape((-1, 0, 0, 0, 0)),
     "kary": TreeShape.kary(2, 3),
     "beam": TreeShape.beam(3, 3),
     "bushy": _BUSHY,
+    "dynamic": DynamicTree(9, 3),
+    "dynamic, deep and narrow": DynamicTree(14, 6, width=1),
 }
 
 
@@ -47,7 +51,7 @@ DRAFT = TARGET.blended(ToyModel.random(_VOCAB, seed=2), 0.35)
 
 
 def _session(
-    shape: TreeShape,
+    shape: Tree,
     target: LanguageModel = TARGET,
     proposer: Proposer | None = None,
     prompt: Sequence[int] = _PROMPT,
@@ -57,6 +61,8 @@ def _session(
 ) -> Session:
     proposer = proposer or ModelDraft(DRAFT, _VOCAB).start()
     eos_ids = frozenset() if eos is None else frozenset({eos})
+    if isinstance(shape, DynamicTree):
+        verifier = "sampler_match"
     return Session(target, proposer, shape, VERIFIERS[verifier], prompt, SamplingParams(**params), eos_ids)
 
 
@@ -170,12 +176,14 @@ class _Scripted:
         self._script = script
 
     def propose(self, tokens: Sequence[int], growth: Growth) -> TokenTree:
-        shape = growth.layout.shape
+        shape = growth.tree
+        assert isinstance(shape, TreeShape)
         placed = self._script(tokens, shape)
 
-        def level_logits(depth: int, tree_tokens: Tensor) -> Tensor:
-            logits = torch.full((len(growth.layout.levels[depth].nodes), _VOCAB), -100.0)
-            for row, node in enumerate(growth.layout.levels[depth].nodes):
+        def level_logits(frontier: Frontier) -> Tensor:
+            nodes = [node for node in shape.levels[frontier.depth] if shape.children(node)]
+            logits = torch.full((len(nodes), _VOCAB), -100.0)
+            for row, node in enumerate(nodes):
                 for rank, child in enumerate(shape.children(node)):
                     logits[row, placed[child]] = -float(rank)
             return logits

@@ -247,7 +247,8 @@ def token_tree(shape: TreeShape, tokens: Sequence[int], draft: Tensor) -> TokenT
     """A tree whose inner nodes all have the same draft distribution."""
     layout = layout_of(shape, torch.device("cpu"))
     vocab = draft.shape[-1]
-    return TokenTree(layout, torch.tensor(tokens), torch.arange(vocab), draft.expand(len(layout.inner), -1), vocab)
+    probs = draft.expand(len(layout.inner), -1)
+    return TokenTree(layout, torch.tensor(tokens), torch.arange(vocab), probs, layout.row, vocab)
 
 
 class Tossed:
@@ -276,7 +277,7 @@ def test_the_law_over_the_support_is_the_law_over_the_vocabulary(verifier: Verif
     """Also where a child comes from outside the draft's support."""
     layout = layout_of(TreeShape((-1, 0, 0, 0)), torch.device("cpu"))
     support, draft = torch.tensor([2, 5, 7]), random_rows(1, 3)
-    tree = TokenTree(layout, torch.tensor([0, *tokens]), support, draft, 9)
+    tree = TokenTree(layout, torch.tensor([0, *tokens]), support, draft, layout.row, 9)
     target = random_rows(1, 9, seed=1)
     found = verify_module._node_law(tree, [0], [(1, 2, 3)], target, verifier.rule)
     whole = torch.zeros(1, 9, dtype=torch.float64).index_copy(1, support, draft)
@@ -348,7 +349,7 @@ def test_the_order_in_which_siblings_subtrees_are_stored_does_not_matter(
 @every_verifier
 def test_a_root_alone_draws_from_the_target(monkeypatch: pytest.MonkeyPatch, verifier: Verifier) -> None:
     layout = layout_of(TreeShape.root_only(), torch.device("cpu"))
-    tree = TokenTree(layout, torch.tensor([0]), torch.zeros(0, dtype=torch.long), torch.zeros(0, 0), 4)
+    tree = TokenTree(layout, torch.tensor([0]), torch.zeros(0, dtype=torch.long), torch.zeros(0, 0), {}, 4)
     target = distribution([1, 2, 3, 4])[None]
     assert [walk(monkeypatch, tree, target, verifier, coin) for coin in (0, 0.2, 0.5, ALMOST_ONE)] == [
         ((), 0),

@@ -3,6 +3,7 @@
 import pytest
 
 from sequoia.errors import FileError, UsageError
+from sequoia.tree.dynamic import DynamicTree
 from sequoia.tree.planner import optimal_shape
 from sequoia.tree.profile import AcceptanceProfile
 from sequoia.tree.shape import TreeShape
@@ -12,7 +13,7 @@ PROFILE = AcceptanceProfile([[0.6, 0.2]])
 
 
 @pytest.mark.parametrize(
-    ("spec", "shape"),
+    ("spec", "tree"),
     [
         ("off", TreeShape.root_only()),
         ("chain:4", TreeShape.chain(4)),
@@ -20,10 +21,12 @@ PROFILE = AcceptanceProfile([[0.6, 0.2]])
         ("beam:4x6", TreeShape.beam(4, 6)),
         ("kary:2x4", TreeShape.kary(2, 4)),
         ("optimal:9x4", optimal_shape(PROFILE, 9, 4)),
+        ("dynamic:64x8", DynamicTree(64, 8)),
+        ("dynamic:64x8x3", DynamicTree(64, 8, width=3)),
     ],
 )
-def test_forms(spec, shape):
-    assert parse_tree(spec, PROFILE) == shape
+def test_forms(spec, tree):
+    assert parse_tree(spec, PROFILE) == tree
 
 
 def test_an_optimal_tree_needs_a_profile():
@@ -34,7 +37,8 @@ def test_an_optimal_tree_needs_a_profile():
 
 
 @pytest.mark.parametrize(
-    "spec", ["", "on", "chian:4", "chain", "chain:", "chain:4x2", "beam:4", "kary:axb", "optimal:8"]
+    "spec",
+    ["", "on", "chian:4", "chain", "chain:", "chain:4x2", "beam:4", "kary:axb", "optimal:8", "dynamic:8", "dynamic:8x"],
 )
 def test_a_misspelling_lists_the_forms(spec):
     with pytest.raises(UsageError) as caught:
@@ -42,13 +46,15 @@ def test_a_misspelling_lists_the_forms(spec):
     assert TREE_FORMS in str(caught.value)
 
 
-@pytest.mark.parametrize("spec", ["chain:0", "chain:-4", "beam:0x3", "kary:2x-1", "chains:-1x2"])
+@pytest.mark.parametrize(
+    "spec", ["chain:0", "chain:-4", "beam:0x3", "kary:2x-1", "chains:-1x2", "dynamic:8x0", "dynamic:8x2x0"]
+)
 def test_numbers_below_one_are_named(spec):
     with pytest.raises(UsageError, match="must be an integer of at least 1"):
         parse_tree(spec)
 
 
-@pytest.mark.parametrize("spec", ["kary:10x20", "chain:65536", "beam:999999999x999999999"])
+@pytest.mark.parametrize("spec", ["kary:10x20", "chain:65536", "beam:999999999x999999999", "dynamic:99999999x2"])
 def test_too_large_is_refused_before_it_is_built(spec):
     with pytest.raises(UsageError, match="65,536"):
         parse_tree(spec)

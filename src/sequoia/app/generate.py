@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from sequoia.engine import Chunk, Engine
-    from sequoia.tree.shape import TreeShape
+    from sequoia.tree.dynamic import Tree
 
 
 def generate(
@@ -35,7 +35,7 @@ def generate(
     device: options.Device = "auto",
     tree: options.Tree = "optimal:16x4",
     profile: options.Profile = None,
-    verifier: options.Verifier = "sequoia",
+    verifier: options.Verifier = "auto",
     temperature: options.Temperature = 0.0,
     top_p: options.TopP = SamplingParams.top_p,
     top_k: options.TopK = SamplingParams.top_k,
@@ -70,12 +70,12 @@ def generate(
         logprobs=logprobs,
     )
     _require_sense(system, raw, as_json, logprobs)
-    shape = _shape(tree, profile, draft)
+    planned = _tree(tree, profile, draft)
     text = _prompt_text(prompt, raw)
     with waiting("loading the model") as tell:
         from sequoia.engine import load
 
-        engine = load(target, draft, shape, verifier, dtype, device, notice=tell)
+        engine = load(target, draft, planned, verifier, dtype, device, notice=tell)
     token_ids = _encoded(engine, text, system, raw)
     chunks = engine.stream(token_ids, params)  # refuses what cannot be generated before anything is said
     _tell_idle(params, tree, draft, verifier)
@@ -121,7 +121,7 @@ def _tell_idle(params: SamplingParams, tree: str, draft: str, verifier: str) -> 
         "--top-k": params.top_k is not None,
         "--min-p": params.min_p > 0,
         "--seed": params.seed is not None,
-        "--verifier": verifier != "sequoia",
+        "--verifier": verifier != "auto",
     }
     idle = [name for name, given in choices.items() if given]
     if params.temperature == 0 and idle:
@@ -130,7 +130,7 @@ def _tell_idle(params: SamplingParams, tree: str, draft: str, verifier: str) -> 
         note("with --tree off the draft is not used")
 
 
-def _shape(tree: str, profile: Path | None, draft: str) -> TreeShape:
+def _tree(tree: str, profile: Path | None, draft: str) -> Tree:
     from sequoia.tree.profile import AcceptanceProfile
     from sequoia.tree.specs import parse_tree
 

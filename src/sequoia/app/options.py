@@ -10,7 +10,7 @@ import typer
 from sequoia.app.failure import Run
 
 # As in `sequoia.tree.specs`, which takes NumPy to import; a test compares them.
-TREE_FORMS = "off, chain:4, chains:16x8, beam:4x6, kary:2x4, optimal:64x8 or a shape file"
+TREE_FORMS = "off, chain:4, chains:16x8, beam:4x6, kary:2x4, optimal:64x8, dynamic:64x8 or a shape file"
 
 TREE_PANEL = "Tree"
 _MODELS, _SAMPLING, _LENGTH, _OUTPUT = "Models", "Sampling", "Length", "Output"
@@ -60,7 +60,7 @@ Profile = Annotated[
 Verifier = Annotated[
     str,
     typer.Option(
-        help="How tokens are accepted: sequoia, specinfer, spectr or sampler_match; all are lossless.",
+        help="How tokens are accepted: auto, sequoia, specinfer, spectr or sampler_match; all are lossless.",
         metavar="NAME",
         rich_help_panel=TREE_PANEL,
     ),
@@ -124,4 +124,67 @@ Debug = Annotated[
     typer.Option(
         "--debug", help="Print tracebacks of errors.", is_eager=True, callback=_note_debug, rich_help_panel=_OUTPUT
     ),
+]
+
+_COMPARISON = "Comparison"
+
+Methods = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Commas between: plain, a tree such as optimal:16x4, VERIFIER:TREE, transformers, transformers-assisted, "
+        "transformers-lookup, llama.cpp, llama.cpp-lookup, a .py or .yaml file. Repeatable.",
+        show_default="all but files, assisted and llama.cpp",
+        metavar="NAMES",
+        rich_help_panel=_COMPARISON,
+    ),
+]
+Prompts = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Where prompts come from: built-in, a .jsonl or .txt file, c4, openwebtext, cnn_dailymail, mt_bench, "
+        "wikitext or hf:NAME:CONFIG:SPLIT. Repeatable.",
+        show_default="built-in",
+        metavar="SOURCE",
+        rich_help_panel=_COMPARISON,
+    ),
+]
+PromptCount = Annotated[int, typer.Option("--count", help="Most prompts to use.", rich_help_panel=_COMPARISON)]
+Repeats = Annotated[int, typer.Option(help="Requests for each prompt.", rich_help_panel=_COMPARISON)]
+Quick = Annotated[
+    bool,
+    typer.Option("--quick", help="Fewer methods, 48 tokens, at most 5 minutes.", rich_help_panel=_COMPARISON),
+]
+BenchSeed = Annotated[
+    int, typer.Option("--seed", help="Of the noise and of the prompts' order.", rich_help_panel=_COMPARISON)
+]
+Threads = Annotated[
+    int | None,
+    typer.Option(min=1, help="Of the CPU.", show_default="as many as torch takes", rich_help_panel=_MODELS),
+]
+Temperatures = Annotated[
+    str, typer.Option("--temperature", help="One or more.", metavar="LIST", rich_help_panel=_SAMPLING)
+]
+TopPs = Annotated[
+    str,
+    typer.Option("--top-p", help="One or more, each with each temperature.", metavar="LIST", rich_help_panel=_SAMPLING),
+]
+BenchMaxTokens = Annotated[
+    int | None,
+    typer.Option(
+        "--max-tokens", help="Most tokens of an answer.", show_default="128; quick: 48", rich_help_panel=_LENGTH
+    ),
+]
+PromptTokens = Annotated[int, typer.Option(help="Texts are cut to this many tokens.", rich_help_panel=_LENGTH)]
+BenchOut = Annotated[
+    Path | None,
+    typer.Option(
+        "--out",
+        help="Folder for results and page; a run that stopped there goes on.",
+        show_default="bench-DATE-TIME",
+        metavar="DIR",
+        rich_help_panel=_OUTPUT,
+    ),
+]
+BenchFolder = Annotated[
+    Path, typer.Argument(help="The folder that a run has written.", metavar="DIR", show_default=False)
 ]

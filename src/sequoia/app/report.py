@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sequoia.engine import Chunk, Engine
     from sequoia.speculate.session import TokenLogprobs
     from sequoia.speculate.stats import Stats
-    from sequoia.tree.shape import TreeShape
+    from sequoia.tree.dynamic import Tree
 
 _DTYPES = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp32"}
 _GAP = " " * 6
@@ -46,8 +46,8 @@ def heading(engine: Engine) -> str:
     """What runs: target, draft and tree, on one line where there is room for it."""
     parts = [f"target {engine.target.loaded.name} · {_dtype(engine)} · {_device(engine)}"]
     parts.append(f"draft {_draft_name(engine)}")
-    parts.append(_tree(engine.shape))
-    if engine.verifier.name != "sequoia":
+    parts.append(_tree(engine.tree))
+    if engine.verifier.name != "sequoia" and not _is_dynamic(engine.tree):
         parts.append(f"verifier {engine.verifier.name}")
     line = _GAP.join(parts)
     return line if not sys.stderr.isatty() or len(line) <= console().width else "\n".join(parts)
@@ -60,7 +60,7 @@ def closing_line(answer: Answer, engine: Engine) -> str:
         f"{_count(stats.emitted_tokens, 'token')} in {stats.seconds:.1f} s",
         f"{stats.tokens_per_second:.3g} tokens/s",
         f"{stats.mean_accepted_length:.2f} tokens per round",
-        _tree(engine.shape),
+        _tree(engine.tree),
         f"finish: {answer.finish_reason}",
     ]
     return ("\n" if sys.stderr.isatty() else "") + " · ".join(parts)
@@ -79,7 +79,7 @@ def print_json(answer: Answer, engine: Engine, prompt_tokens: int) -> None:
         "dtype": _dtype(engine),
         "device": str(engine.target.device),
         "verifier": engine.verifier.name,
-        "tree": {"size": engine.shape.size, "depth": engine.shape.depth},
+        "tree": _tree_record(engine.tree),
         "stats": _stats(engine.stats),
     }
     write_out(json.dumps(record, allow_nan=False) + "\n")
@@ -165,8 +165,21 @@ def _ranks_that_fit(stats: Stats, width: int) -> int:
     return min(most, max(1, room))
 
 
-def _tree(shape: TreeShape) -> str:
-    return "tree off" if shape.size == 1 else f"tree {shape.size} nodes, depth {shape.depth}"
+def _tree(tree: Tree) -> str:
+    if tree.size == 1:
+        return "tree off"
+    kind = "dynamic tree of up to" if _is_dynamic(tree) else "tree"
+    return f"{kind} {tree.size} nodes, depth {tree.depth}"
+
+
+def _tree_record(tree: Tree) -> dict[str, Any]:
+    return {"size": tree.size, "depth": tree.depth, "dynamic": _is_dynamic(tree)}
+
+
+def _is_dynamic(tree: Tree) -> bool:
+    from sequoia.tree.dynamic import DynamicTree
+
+    return isinstance(tree, DynamicTree)
 
 
 def _dtype(engine: Engine) -> str:

@@ -54,11 +54,12 @@ def show(
     debug: options.Debug = False,
 ) -> None:
     """Draw a tree; with a profile, with rates on its edges, scores in brackets and expected tokens per round."""
+    from sequoia.tree.dynamic import require_one_shape
     from sequoia.tree.specs import parse_tree
 
     planned = shape.startswith("optimal:")
     rates = _rates(profile, draft) if planned or profile or draft else None
-    _draw(parse_tree(shape, rates), rates)
+    _draw(require_one_shape(parse_tree(shape, rates)), rates)
 
 
 @tree_app.command()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from sequoia.model.language_model import LanguageModel, read_ahead
-from sequoia.speculate.token_tree import Growth, TokenTree
+from sequoia.speculate.growth import Frontier, Growth
+from sequoia.speculate.token_tree import TokenTree
 
 
 class ModelDraft:
@@ -36,28 +37,28 @@ class ModelProposer:
         self.cache = draft.model.new_cache()
         self._model = draft.model
         self._support = torch.arange(draft.proposable, device=draft.model.device)
-        self._layout_row: dict[int, int] = {}
+        self._row: Mapping[int, int] = {}
         self._root = 0
 
     def propose(self, tokens: Sequence[int], growth: Growth) -> TokenTree:
         """See `Proposer.propose`: one pass to catch up, which covers the root, and one for each further level."""
-        layout, self._root = growth.layout, len(tokens) - 1
-        self._layout_row = layout.row
+        self._root = len(tokens) - 1
 
-        def level_logits(depth: int, tree_tokens: Tensor) -> Tensor:
-            if depth == 0:
+        def level_logits(frontier: Frontier) -> Tensor:
+            if frontier.depth == 0:
                 logits = self._catch_up(tokens)
             else:
-                rows = tree_tokens[list(layout.levels[depth].nodes)]
-                logits = self._model.forward(rows, self.cache, layout.level_block(depth, self._root))
+                logits = self._model.forward(frontier.tokens, self.cache, frontier.block(self._root))
             return logits[:, : self.proposable]
 
-        return growth.run(tokens[-1], self._support, level_logits)
+        tree = growth.run(tokens[-1], self._support, level_logits)
+        self._row = tree.row
+        return tree
 
     def keep(self, path: Sequence[int]) -> None:
         """See `Proposer.keep`; a leaf was never passed through the draft and is caught up on next time."""
         if self.cache.length > self._root:
-            rows = [self._layout_row[node] for node in (0, *path) if node in self._layout_row]
+            rows = [self._row[node] for node in (0, *path) if node in self._row]
             self.cache.keep(self._root, [self._root + row for row in rows])
 
     def _catch_up(self, tokens: Sequence[int]) -> Tensor:

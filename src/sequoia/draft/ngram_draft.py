@@ -13,7 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sequoia.speculate.token_tree import Growth, TokenTree
+from sequoia.speculate.growth import Frontier, Growth
+from sequoia.speculate.token_tree import TokenTree
 
 _LONGEST_SUFFIX = 6
 
@@ -48,7 +49,7 @@ class NgramProposer:
     def propose(self, tokens: Sequence[int], growth: Growth) -> TokenTree:
         """See `Proposer.propose`."""
         self._count(tokens)
-        layout, recent = growth.layout, list(tokens[-self._longest :])
+        recent = list(tokens[-self._longest :])
         support = np.array(sorted(self._followers.get((), {0: 0})))
 
         columns = {token: column for column, token in enumerate(support.tolist())}
@@ -56,12 +57,11 @@ class NgramProposer:
         unigrams = np.array([counts.get(token, 1) for token in columns], dtype=np.float32)
         unigrams /= unigrams.sum()
 
-        def level_logits(depth: int, tree_tokens: Tensor) -> Tensor:
-            paths = layout.paths(layout.levels[depth].nodes, tree_tokens)
-            probs = np.stack([self._probs(recent + path, unigrams, columns) for path in paths])
-            return torch.from_numpy(np.log(probs)).to(layout.device)
+        def level_logits(frontier: Frontier) -> Tensor:
+            probs = np.stack([self._probs(recent + path, unigrams, columns) for path in frontier.paths()])
+            return torch.from_numpy(np.log(probs)).to(growth.device)
 
-        return growth.run(tokens[-1], torch.from_numpy(support).to(layout.device), level_logits)
+        return growth.run(tokens[-1], torch.from_numpy(support).to(growth.device), level_logits)
 
     def keep(self, path: Sequence[int]) -> None:
         """Nothing to forget: only emitted tokens are ever counted."""

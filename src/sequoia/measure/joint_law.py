@@ -6,7 +6,7 @@ tokens together wrong, so the law compared is that of all of them at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
@@ -23,8 +23,10 @@ from sequoia.measure.reference import Floats, joint_law
 from sequoia.measure.tiny_llama import tiny_llama
 from sequoia.measure.toy import ToyModel
 from sequoia.params import SamplingParams
+from sequoia.speculate.sampling import Draws
 from sequoia.speculate.session import Session
-from sequoia.speculate.verify import Verifier
+from sequoia.speculate.verify import VERIFIERS, Verifier
+from sequoia.tree.dynamic import DynamicTree, Tree
 from sequoia.tree.shape import TreeShape
 
 VOCAB = 4
@@ -49,12 +51,20 @@ PROCESSORS: dict[str, dict[str, Any]] = {
     },
 }
 # Most are of depth 1, so that three tokens take at least two rounds.
-SHAPES = {
+SHAPES: dict[str, Tree] = {
     "star 2": TreeShape((-1, 0, 0)),
     "tree 6": TreeShape((-1, 0, 0, 1, 1, 2)),
     "star 3": TreeShape((-1, 0, 0, 0)),
     "chain 1": TreeShape.chain(1),
     "chain 2": TreeShape.chain(2),
+}
+# For verifiers that take chosen children; sizes larger than what the draft's support fills among them.
+DYNAMIC_TREES: dict[str, Tree] = {
+    "dynamic 3x1": DynamicTree(3, 1),
+    "dynamic 7x2": DynamicTree(7, 2),
+    "dynamic 6x3x1": DynamicTree(6, 3, width=1),
+    "dynamic 2x2": DynamicTree(2, 2),
+    "dynamic 12x1": DynamicTree(12, 1),
 }
 DRAFTS = ("model", "padded model", "n-gram")
 
@@ -111,7 +121,7 @@ class Case(_Setting):
     processors: str
     temperature: float
     seed: int
-    shape: str
+    tree: str
     draft: str
     target: ToyModel
     draft_model: ToyModel
@@ -121,7 +131,7 @@ class Case(_Setting):
     @property
     def name(self) -> str:
         temperature = f"temperature {self.temperature:g}"
-        return f"{self.verifier.name}, {temperature}, {self.processors}, {self.shape}, {self.draft} draft"
+        return f"{self.verifier.name}, {temperature}, {self.processors}, {self.tree}, {self.draft} draft"
 
     def law(self) -> Floats:
         """See `Sampled.law`."""
@@ -147,7 +157,7 @@ def run_session(case: Case, request: int) -> Sequence[int]:
     session = Session(
         case.target,
         case.proposer(),
-        SHAPES[case.shape],
+        (SHAPES | DYNAMIC_TREES)[case.tree],
         case.verifier,
         PROMPT,
         case.params,
@@ -167,16 +177,20 @@ def count_outcomes(samples: Sequence[Sequence[int]]) -> Ints:
     return counts
 
 
-def cases(verifier: Verifier, seed: int, run: Run = run_session) -> Iterator[Case]:
-    """Every temperature with every processor, where shapes and drafts take turns beside them; and one law to sample
+def cases(verifier: Verifier, seed: int, run: Run = run_session, trees: Mapping[str, Tree] = SHAPES) -> Iterator[Case]:
+    """Every temperature with every processor, where trees and drafts take turns beside them; and one law to sample
     at length, whose draft is so wrong that most rounds end in a residual."""
     for index, (temperature, processors) in enumerate(product(TEMPERATURES, PROCESSORS)):
-        shape, draft = list(SHAPES)[index % len(SHAPES)], DRAFTS[index % len(DRAFTS)]
+        tree, draft = list(trees)[index % len(trees)], DRAFTS[index % len(DRAFTS)]
         target = _toy(2 * index)
         draft_model = _overconfident(2 * index + 1) if index % 2 else target.blended(_toy(2 * index + 1), share=0.3)
-        yield Case(verifier, processors, temperature, seed, shape, draft, target, draft_model, run)
+        yield Case(verifier, processors, temperature, seed, tree, draft, target, draft_model, run)
     flat = ToyModel.random(VOCAB, seed=1, spread=0.3)
-    yield Case(verifier, "none", 1.0, seed, "chain 1", "wrong model", flat, _overconfident(2), run, effort=4)
+    yield Case(verifier, "none", 1.0, seed, _shallowest(trees), "wrong model", flat, _overconfident(2), run, effort=4)
+
+
+def _shallowest(trees: Mapping[str, Tree]) -> str:
+    return min(trees, key=lambda name: (trees[name].depth, trees[name].size))
 
 
 def _toy(seed: int) -> ToyModel:
@@ -198,7 +212,7 @@ class EngineCase(_Setting):
     processors: str
     temperature: float
     seed: int
-    shape: TreeShape
+    tree: str
     draft: str
     device: str
     effort = 1 / 3  # for each request takes longer
@@ -206,12 +220,13 @@ class EngineCase(_Setting):
     @property
     def name(self) -> str:
         return (
-            f"{self.verifier}, temperature {self.params.temperature:g}, {self.processors}, engine, {self.draft} draft"
+            f"{self.verifier}, temperature {self.params.temperature:g}, {self.processors}, engine, {self.tree}, "
+            f"{self.draft} draft"
         )
 
     @property
     def engine(self) -> Engine:
-        return _engine(self.shape, self.verifier, self.draft, self.device)
+        return _engine(self.tree, self.verifier, self.draft, self.device)
 
     def law(self) -> Floats:
         """See `Sampled.law`."""
@@ -230,14 +245,16 @@ class EngineCase(_Setting):
 
 
 @lru_cache(maxsize=16)
-def _engine(shape: TreeShape, verifier: str, draft: str, device: str) -> Engine:
+def _engine(tree: str, verifier: str, draft: str, device: str) -> Engine:
     target = tiny_llama(VOCAB, seed=3, device=device).model
-    return load(
-        target, "ngram" if draft == "n-gram" else tiny_llama(VOCAB, 3, blur=0.3, device=device).model, shape, verifier
-    )
+    small = "ngram" if draft == "n-gram" else tiny_llama(VOCAB, 3, blur=0.3, device=device).model
+    return load(target, small, (SHAPES | DYNAMIC_TREES)[tree], verifier)
 
 
 def engine_cases(verifier: str, seed: int, device: str) -> Iterator[EngineCase]:
-    """A plain setting with a model's tree, and all processors with n-grams."""
-    for processors, temperature, shape, draft in (("none", 1.0, "tree 6", "model"), ("all", 1.5, "star 2", "n-gram")):
-        yield EngineCase(verifier, processors, temperature, seed, SHAPES[shape], draft, device)
+    """A plain setting with a model's tree, and all processors with n-grams; dynamic trees where they are exact."""
+    settings = [("none", 1.0, "tree 6", "model"), ("all", 1.5, "star 2", "n-gram")]
+    if VERIFIERS[verifier].draws is Draws.TOP_K:
+        settings.append(("none", 1.0, "dynamic 7x2", "model"))
+    for processors, temperature, tree, draft in settings:
+        yield EngineCase(verifier, processors, temperature, seed, tree, draft, device)

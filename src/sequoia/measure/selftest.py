@@ -12,8 +12,9 @@ import numpy as np
 
 from sequoia.measure.distance import Distance, Ints, distance, mean_distance
 from sequoia.measure.enumeration import Enumeration, enumerate_walks
-from sequoia.measure.joint_law import Run, Sampled, cases, count_outcomes, engine_cases, run_session
+from sequoia.measure.joint_law import DYNAMIC_TREES, Run, Sampled, cases, count_outcomes, engine_cases, run_session
 from sequoia.measure.parallel import mapped
+from sequoia.speculate.sampling import Draws
 from sequoia.speculate.verify import VERIFIERS, Verifier
 
 SAMPLES = 250
@@ -164,6 +165,8 @@ def _counts(task: _Task) -> Ints:
 
 def _sampled(verifier: Verifier, seed: int, run: Run, device: str | None) -> list[Sampled]:
     sampled: list[Sampled] = list(cases(verifier, seed, run))
+    if verifier.draws is Draws.TOP_K:
+        sampled += cases(verifier, seed, run, DYNAMIC_TREES)
     if device is not None and VERIFIERS.get(verifier.name) is verifier:
         sampled += engine_cases(verifier.name, seed, device)
     return sampled

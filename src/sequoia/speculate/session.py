@@ -12,10 +12,12 @@ from torch import Tensor
 from sequoia.errors import UsageError
 from sequoia.model.language_model import LanguageModel, read_ahead
 from sequoia.params import SamplingParams
+from sequoia.speculate.growth import Growth, require_fit
 from sequoia.speculate.processors import Processors
 from sequoia.speculate.sampling import Noise, Purpose
-from sequoia.speculate.token_tree import Growth, TokenTree, TreeLayout, layout_of
+from sequoia.speculate.token_tree import TokenTree, layout_of
 from sequoia.speculate.verify import GREEDY, Verdict, Verifier, verify
+from sequoia.tree.dynamic import Tree
 from sequoia.tree.shape import TreeShape
 
 FinishReason = Literal["stop", "length"]
@@ -86,14 +88,14 @@ class Session:
 
     Raises:
         UsageError: the prompt is empty, holds an id outside the vocabulary, or leaves no room in the context; or the
-            shape has more siblings than the draft has tokens to propose.
+            tree has more siblings than the draft has tokens to propose, or is dynamic and the verifier needs draws.
     """
 
     def __init__(
         self,
         target: LanguageModel,
         proposer: Proposer,
-        shape: TreeShape,
+        tree: Tree,
         verifier: Verifier,
         prompt: Sequence[int],
         params: SamplingParams,
@@ -101,16 +103,13 @@ class Session:
         request: int = 0,
     ) -> None:
         _check_prompt(prompt, target)
-        if shape.max_children > proposer.proposable:
-            raise UsageError(
-                f"the tree has a node with {shape.max_children} children, but the draft has only "
-                f"{proposer.proposable} tokens to propose. Choose a narrower tree."
-            )
+        _check_tree(tree, proposer)
         self.tokens = list(prompt)
         self.cache = target.new_cache()
         self.finish_reason: FinishReason | None = None
-        self._target, self._proposer, self._shape = target, proposer, shape
+        self._target, self._proposer, self._tree = target, proposer, tree
         self._verifier = GREEDY if params.temperature == 0 else verifier
+        require_fit(tree, self._verifier.draws)
         self._params = params
         self._eos_ids = frozenset() if params.ignore_eos else eos_ids
         self._processors = Processors(params, prompt, target.vocab_size, target.device)
@@ -123,7 +122,7 @@ class Session:
     def step(self) -> Round:
         """One round: draft, verify, keep. Emits at least one token; not to be called once `finish_reason` is set."""
         root = len(self.tokens) - 1
-        tree = self._propose(self._layout(root))
+        tree = self._propose(self._limited_tree(root))
         logits = self._logits(root, tree)
         target_probs = TargetRows(logits, tree, self._processors)
         verdict = verify(tree, target_probs, self._verifier, self._noise.generator(self._rounds, Purpose.VERIFY))
@@ -139,18 +138,20 @@ class Session:
         block = tree.layout.block(root, len(pending))
         return self._target.forward(torch.cat([pending, tree.tokens]), self.cache, block, last=tree.shape.size)
 
-    def _layout(self, root: int) -> TreeLayout:
-        """The shape, no deeper than tokens may still be emitted and both models have positions."""
+    def _limited_tree(self, root: int) -> Tree:
+        """No deeper than tokens may still be emitted and both models have positions."""
         depth = self._most_tokens - len(self.tokens) - 1
         if self._proposer.context_length is not None:
             depth = min(depth, self._proposer.context_length - root)
-        return layout_of(self._shape.limit(max(depth, 0)), self._target.device)
+        return self._tree.limit(max(depth, 0))
 
-    def _propose(self, layout: TreeLayout) -> TokenTree:
-        if layout.shape.size == 1:
-            return TokenTree.root_only(layout, self.tokens[-1])
+    def _propose(self, tree: Tree) -> TokenTree:
+        device = self._target.device
+        if tree.size == 1:
+            return TokenTree.root_only(layout_of(TreeShape.root_only(), device), self.tokens[-1])
         generator = self._noise.generator(self._rounds, Purpose.DRAFT)
-        growth = Growth(layout, self._processors, self._verifier.draws, self._proposer.proposable, generator)
+        draws, proposable = self._verifier.draws, self._proposer.proposable
+        growth = Growth(tree, self._processors, draws, proposable, generator, device)
         return self._proposer.propose(self.tokens, growth)
 
     def _cut(self, emitted: list[int]) -> list[int]:
@@ -180,6 +181,14 @@ class Session:
             return None
         return tuple(
             rows.logprobs(node, token, count) for node, token in zip((0, *verdict.path), emitted, strict=False)
+        )
+
+
+def _check_tree(tree: Tree, proposer: Proposer) -> None:
+    if isinstance(tree, TreeShape) and tree.max_children > proposer.proposable:
+        raise UsageError(
+            f"the tree has a node with {tree.max_children} children, but the draft has only "
+            f"{proposer.proposable} tokens to propose. Choose a narrower tree."
         )
 
 

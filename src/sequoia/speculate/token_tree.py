@@ -1,8 +1,8 @@
-"""A tree shape with a token per node, and how it is grown level by level from a draft's logits."""
+"""A tree shape with a token per node, and what it means in tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -10,8 +10,6 @@ import torch
 from torch import Tensor
 
 from sequoia.model.language_model import Block
-from sequoia.speculate.processors import Processors
-from sequoia.speculate.sampling import Candidates, Draws, Generator, draw_children
 from sequoia.tree.shape import TreeShape
 
 
@@ -87,7 +85,8 @@ class TokenTree:
     layout: TreeLayout
     tokens: Tensor  # [size] token ids; the root's first
     support: Tensor  # [candidates] token ids, increasing: the only ones that the draft gives any probability
-    support_probs: Tensor  # [inner nodes, candidates]
+    support_probs: Tensor  # [rows, candidates]
+    row: Mapping[int, int]  # of each node that the draft was asked to continue: in `support_probs` and in its cache
     proposable: int  # ids from here on are never proposed
 
     @classmethod
@@ -95,7 +94,7 @@ class TokenTree:
         """A tree that proposes nothing: the round decodes one token."""
         nothing = layout.depths[:0]
         probs = torch.zeros(0, 0, device=layout.device)
-        return cls(layout, torch.tensor([root], device=layout.device), nothing, probs, proposable=0)
+        return cls(layout, torch.tensor([root], device=layout.device), nothing, probs, {}, proposable=0)
 
     @property
     def shape(self) -> TreeShape:
@@ -110,36 +109,6 @@ class TokenTree:
 
     def support_draft_probs(self, nodes: Sequence[int]) -> Tensor:
         """[nodes, candidates] the same over the support alone."""
-        rows = [self.layout.row.get(node, -1) for node in nodes]
-        leaves = torch.tensor([[row < 0] for row in rows], device=self.support_probs.device)
+        rows = [self.row.get(node, -1) for node in nodes]
+        leaves = torch.tensor([[not self.shape.children(node)] for node in nodes], device=self.support_probs.device)
         return self.support_probs[rows].double().masked_fill_(leaves, 0.0)
-
-
-@dataclass(frozen=True)
-class Growth:
-    """How this round's tree is to be grown; a draft only supplies the logits."""
-
-    layout: TreeLayout
-    processors: Processors
-    draws: Draws
-    proposable: int
-    generator: Generator
-
-    def run(self, root: int, support: Tensor, level_logits: Callable[[int, Tensor], Tensor]) -> TokenTree:
-        """Draw the children level by level.
-
-        Args:
-            root: the last emitted token.
-            support: [candidates] increasing token ids below `proposable`; all others have no draft probability.
-            level_logits: (depth, tokens [size]) → [nodes, candidates] logits at `layout.levels[depth].nodes`.
-        """
-        tokens = torch.full((self.layout.shape.size,), root, dtype=torch.long, device=self.layout.device)
-        levels = []
-        for depth, level in enumerate(self.layout.levels):
-            paths = self.layout.paths(level.nodes, tokens) if self.processors.read_paths else []
-            scores = self.processors.scores(level_logits(depth, tokens), paths, support, model="draft")
-            probs = self.processors.probs(scores)
-            candidates = Candidates(support, scores, probs, self.proposable)
-            tokens[level.children] = draw_children(self.draws, candidates, level.counts, self.generator)[level.sources]
-            levels.append(probs)
-        return TokenTree(self.layout, tokens, support, torch.cat(levels), self.proposable)

@@ -7,11 +7,12 @@ import re
 from collections.abc import Callable
 
 from sequoia.errors import UsageError
+from sequoia.tree.dynamic import DynamicTree, Tree
 from sequoia.tree.planner import optimal_shape
 from sequoia.tree.profile import AcceptanceProfile
 from sequoia.tree.shape import TreeShape
 
-TREE_FORMS = "off, chain:4, chains:16x8, beam:4x6, kary:2x4, optimal:64x8 or a shape file"
+TREE_FORMS = "off, chain:4, chains:16x8, beam:4x6, kary:2x4, optimal:64x8, dynamic:64x8 or a shape file"
 """The forms that `parse_tree` reads, for help texts."""
 
 _PAIRS: dict[str, Callable[[int, int], TreeShape]] = {
@@ -21,8 +22,10 @@ _PAIRS: dict[str, Callable[[int, int], TreeShape]] = {
 }
 
 
-def parse_tree(spec: str, profile: AcceptanceProfile | None = None) -> TreeShape:
-    """The shape that `spec` names: a form of `TREE_FORMS`, `optimal:SIZExDEPTH` being planned for `profile`.
+def parse_tree(spec: str, profile: AcceptanceProfile | None = None) -> Tree:
+    """The tree that `spec` names: a form of `TREE_FORMS`, `optimal:SIZExDEPTH` being planned for `profile`.
+
+    `dynamic:SIZExDEPTH` takes a third number, the most nodes of a level that the draft continues.
 
     Raises:
         UsageError: no such form, a number out of range, or an optimal tree without a profile.
@@ -34,7 +37,7 @@ def parse_tree(spec: str, profile: AcceptanceProfile | None = None) -> TreeShape
         raise UsageError(f"tree {spec}: {error}") from error
 
 
-def _parsed(spec: str, profile: AcceptanceProfile | None) -> TreeShape:
+def _parsed(spec: str, profile: AcceptanceProfile | None) -> Tree:
     if spec == "off":
         return TreeShape.root_only()
     if single := re.fullmatch(r"chain:(-?\d{1,9})", spec):
@@ -42,6 +45,8 @@ def _parsed(spec: str, profile: AcceptanceProfile | None) -> TreeShape:
     if pair := re.fullmatch(r"(chains|beam|kary|optimal):(-?\d{1,9})x(-?\d{1,9})", spec):
         first, second = int(pair[2]), int(pair[3])
         return _optimal(profile, first, second) if pair[1] == "optimal" else _PAIRS[pair[1]](first, second)
+    if rule := re.fullmatch(r"dynamic:(-?\d{1,9})x(-?\d{1,9})(?:x(-?\d{1,9}))?", spec):
+        return DynamicTree(*(int(number) for number in rule.groups() if number is not None))
     if spec.endswith(".json") or os.sep in spec or os.path.isfile(spec):
         return TreeShape.load(spec)
     raise UsageError(f"no such form. Give {TREE_FORMS}.")
