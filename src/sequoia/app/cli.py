@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from sequoia import __version__
+from sequoia.app.bench import bench_app
 from sequoia.app.failure import Run, exit_code_of, watched_interrupts
 from sequoia.app.generate import generate
 from sequoia.app.output import flush_all, prepare_streams
@@ -44,6 +45,7 @@ def sequoia(
 app.command()(generate)
 app.command()(selftest)
 app.add_typer(tree_app)
+app.add_typer(bench_app)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -102,7 +102,7 @@ def _move(model: Any, device: torch.device, dtype: torch.dtype) -> None:
 
 
 def _from_default(dtype: torch.dtype, device: torch.device, notice: Callable[[str], None] | None) -> LoadedModel:
-    packaged = _packaged_gguf()
+    packaged = packaged_gguf()
     if packaged is not None:
         return _from_name(packaged, dtype, device, notice)
     try:
@@ -115,7 +115,7 @@ def _from_default(dtype: torch.dtype, device: torch.device, notice: Callable[[st
         ) from error
 
 
-def _packaged_gguf() -> Path | None:
+def packaged_gguf() -> Path | None:
     # Found, not imported: the package's own imports need what we do not.
     spec = importlib.util.find_spec(_DEFAULT_PACKAGE)
     folders = [] if spec is None else list(spec.submodule_search_locations or [])
