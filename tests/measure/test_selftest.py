@@ -23,6 +23,7 @@ from sequoia.speculate.token_tree import TokenTree
 from sequoia.speculate.verify import VERIFIERS, NodeLaw, Rule, Verifier, recursive_rejection
 
 SEQUOIA = VERIFIERS["sequoia"]
+TREES = SHAPES | DYNAMIC_TREES
 
 
 def prove(verifier: Verifier = SEQUOIA, run: Run = run_session, samples: int = 0) -> SelfTest:
@@ -107,7 +108,13 @@ def with_session(spoil: Callable[[Session, Case, int], None]) -> Run:
 
     def run(case: Case, request: int) -> Sequence[int]:
         session = Session(
-            case.target, case.proposer(), (SHAPES | DYNAMIC_TREES)[case.tree], case.verifier, PROMPT, case.params, request=request
+            case.target,
+            case.proposer(),
+            (SHAPES | DYNAMIC_TREES)[case.tree],
+            case.verifier,
+            PROMPT,
+            case.params,
+            request=request,
         )
         spoil(session, case, request)
         while session.finish_reason is None:
