@@ -128,6 +128,30 @@ def test_a_method_that_lies_is_a_failure_after_everything_is_written(cli, argume
     assert (tmp_path / "out" / "report.html").exists()
 
 
+def test_what_a_method_prints_stays_out_of_the_report(cli, arguments, tmp_path):
+    method = tmp_path / "chatty.py"
+    method.write_text(
+        "def generate(engine, prompt, params, emit):\n"
+        "    print('at work')\n"
+        "    session = engine.session(prompt, params)\n"
+        "    while session.finish_reason is None:\n"
+        "        emit(session.step())\n",
+        encoding="utf-8",
+    )
+    outcome = cli(*arguments, "--methods", method, "--json")
+    assert (outcome.code, json.loads(outcome.out)["ok"]) == (0, True)
+    assert "at work" in outcome.err
+
+
+def test_quick_says_when_time_was_up(cli, arguments, monkeypatch, tmp_path):
+    monkeypatch.setattr(bench, "QUICK_SECONDS", 1e-6)
+    outcome = cli(*arguments, "--quick")
+    assert (outcome.code, "1 of 4 prompts are done" in outcome.out) == (0, True)
+    assert "--quick begins no prompt after" in outcome.err
+    assert cli(*arguments).err == f"{tmp_path / 'out'}: going on: 1 of 4 prompts are done\n"
+    assert cli(*arguments).err == f"{tmp_path / 'out'}: all 4 prompts are done\n"
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -142,10 +166,11 @@ def test_a_method_that_lies_is_a_failure_after_everything_is_written(cli, argume
         (["--count", "0"], "count must be"),
         (["--max-tokens", "0"], "max_tokens must be"),
         (["--max-tokens", "9999"], "context is 4096"),
-        (["--prompt-tokens", "0"], "must be an integer of at least 1"),
+        (["--prompt-tokens", "0"], "--prompt-tokens"),
         (["--repeats", "0"], "repeats must be"),
         (["--seed", "-1"], "seed must be"),
         (["--threads", "0"], "--threads"),
+        (["--threads", "100000"], "--threads"),
         (["stray"], "no such command 'stray'"),
         (["report"], "--methods before report is for comparing"),
     ],

@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -67,6 +67,7 @@ def bench(
     sources = prompts or ["built-in"]
 
     from sequoia.measure.bench.run import Job, run_bench
+    from sequoia.measure.bench.summary import prompts_done
     from sequoia.measure.prompts import read_prompts
 
     tokens = max_tokens if max_tokens is not None else QUICK_TOKENS if quick else TOKENS
@@ -74,7 +75,8 @@ def bench(
     records = read_prompts(sources, count, seed)
     _tell_start(folder)
     engine = _loaded(target, draft, dtype, device, threads)
-    with _going_on_later(folder), _progress() as (notice, progress):
+    # What methods print is no part of the report.
+    with _going_on_later(folder), _progress() as (notice, progress), redirect_stdout(sys.stderr):
         results = run_bench(
             engine,
             records,
@@ -85,6 +87,8 @@ def bench(
             notice=notice,
             progress=progress,
         )
+    if quick and prompts_done(results) < len(records):
+        note(f"--quick begins no prompt after {QUICK_SECONDS:.0f} seconds of measuring, and the rest is left out")
     _report(results, folder, as_json)
 
 
@@ -134,7 +138,9 @@ def _tell_start(folder: Path) -> None:
         note(f"results go to {folder}")
         return
     results = file.load()
-    note(f"{folder}: going on: {prompts_done(results)} of {len(results.run.prompts)} prompts are done")
+    done, count = prompts_done(results), len(results.run.prompts)
+    stand = f"all {count} prompts are done" if done == count else f"going on: {done} of {count} prompts are done"
+    note(f"{folder}: {stand}")
 
 
 def _loaded(target: str | None, draft: str, dtype: str, device: str, threads: int | None) -> Engine:

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from io import StringIO
 from itertools import chain
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
@@ -61,10 +62,18 @@ def _print(content: Any, style: str | None = None) -> None:
     from rich.console import Console
 
     colours: Any = None if os.environ.get("NO_COLOR") else "auto"
-    console = Console(file=sys.stdout, color_system=colours, markup=False, highlight=False, emoji=False, width=_ENDLESS)
-    with console.capture() as captured:
-        console.print(content, style=style, soft_wrap=True)
-    write_out("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
+    drawn = StringIO()
+    console = Console(
+        file=drawn,
+        force_terminal=sys.stdout.isatty() or None,
+        color_system=colours,
+        markup=False,
+        highlight=False,
+        emoji=False,
+        width=_ENDLESS,
+    )
+    console.print(content, style=style, soft_wrap=True)
+    write_out("".join(f"{line.rstrip()}\n" for line in drawn.getvalue().splitlines()))
 
 
 def _tables(summary: SettingSummary, categories: Sequence[str], width: int) -> Iterator[Table]:

@@ -159,7 +159,7 @@ BenchSeed = Annotated[
 ]
 Threads = Annotated[
     int | None,
-    typer.Option(min=1, help="Of the CPU.", show_default="as many as torch takes", rich_help_panel=_MODELS),
+    typer.Option(min=1, max=1024, help="Of the CPU.", show_default="as many as torch takes", rich_help_panel=_MODELS),
 ]
 Temperatures = Annotated[
     str, typer.Option("--temperature", help="One or more.", metavar="LIST", rich_help_panel=_SAMPLING)
@@ -174,7 +174,7 @@ BenchMaxTokens = Annotated[
         "--max-tokens", help="Most tokens of an answer.", show_default="128; quick: 48", rich_help_panel=_LENGTH
     ),
 ]
-PromptTokens = Annotated[int, typer.Option(help="Texts are cut to this many tokens.", rich_help_panel=_LENGTH)]
+PromptTokens = Annotated[int, typer.Option(min=1, help="Texts are cut to this many tokens.", rich_help_panel=_LENGTH)]
 BenchOut = Annotated[
     Path | None,
     typer.Option(

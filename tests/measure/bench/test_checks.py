@@ -47,6 +47,13 @@ def kinds(answer: Result) -> list[str]:
         (greedy(5, 6, 7, 8, drafted_tokens=9), []),
         (greedy(5, 6, 7, 8, drafted_tokens=9, passes=5), ["passes do not add up"]),
         (greedy(5, 6, 7, 8, passes=5), []),  # only rounds say how many passes they took
+        (greedy(5, 6, 7, 8, first_token_passes=1), []),
+        (greedy(5, 6, 7, 8, passes=2, first_token_passes=1), []),
+        (greedy(5, 6, 7, 8, passes=1, first_token_passes=1), []),
+        (greedy(5, 6, 7, 8, passes=8, first_token_passes=2), []),  # two passes for each token
+        (greedy(5, 6, 7, 8, first_token_passes=4), ["tokens held back"]),
+        (greedy(5, 6, 7, 8, passes=2, first_token_passes=2), []),
+        (greedy(5, 6, 7, 8, passes=None, rows=None, first_token_passes=None), []),
     ],
 )
 def test_an_answer_alone(answer: Result, expected: list[str]) -> None:
@@ -54,11 +61,11 @@ def test_an_answer_alone(answer: Result, expected: list[str]) -> None:
 
 
 def compared(ours: Sequence[int], theirs: Sequence[int], *logits: float, epsilon: float = EPSILON) -> Finding | None:
-    def logits_after(count: int) -> torch.Tensor:
+    def logits_from(count: int) -> torch.Tensor:
         assert ours[:count] == theirs[:count]
-        return torch.tensor([0.0, *logits])
+        return torch.tensor([[0.0, *logits]])
 
-    return checks.against(greedy(*ours), replace(greedy(*theirs), method="plain"), logits_after, epsilon)
+    return checks.against(greedy(*ours), replace(greedy(*theirs), method="plain"), logits_from, epsilon)
 
 
 def test_equal_answers_have_nothing_to_find() -> None:
@@ -82,6 +89,18 @@ def test_a_difference_is_a_near_tie_or_wrong(first: float, second: float, epsilo
     assert found is not None
     assert (found.method, found.kind) == ("mine", kind)
     assert found.detail.startswith("token 2 is 1 where plain has 2; their logits")
+
+
+@pytest.mark.parametrize(
+    ("later", "kind"),
+    [([[0.0, 5.0, 9.0]], "near tie"), ([[0.0, 9.0, 5.0]], "wrong tokens"), ([[0.0, 9.0, 9.0 - 5e-6]], "near tie")],
+)
+def test_a_near_tie_excuses_nothing_that_follows(later: list[list[float]], kind: str) -> None:
+    rows = torch.tensor([[0.0, 20.0, 20.0], *later])
+    found = checks.against(greedy(0, 1, 2), replace(greedy(0, 2, 9), method="plain"), lambda count: rows, EPSILON)
+    assert found is not None
+    assert found.kind == kind
+    assert ("token 3 is 2, " in found.detail) == (kind == "wrong tokens")
 
 
 @pytest.mark.parametrize(("ours", "theirs"), [([3, 4], [3, 4, 5]), ([3, 4, 5], [3, 4])])
@@ -160,6 +179,8 @@ UNCHECKED = SESSION.format("emit([*round_.token_ids, 7])")
 SAYS_MORE = SESSION.format("emit(round_)\n    engine.target.forward(round_.tree.tokens, engine.target.new_cache())")
 FOREIGN = SESSION.format("emit([token + 1000 for token in round_.token_ids])")
 
+AT_ONCE = SESSION.format("pass") + "for token in session.tokens[len(prompt):]:\n    emit([token])"
+
 LATE = """
 import sys
 kept = sys.modules[__name__].__dict__.setdefault("kept", [])
@@ -223,6 +244,12 @@ def test_an_answer_given_again_is_caught_though_the_model_ran(
 def test_rounds_that_hide_passes_are_caught(engine: Engine, tmp_path: Path) -> None:
     found = found_in(engine, tmp_path, write_method(tmp_path, "hides", SAYS_MORE))
     assert {("hides", "passes do not add up", False), ("hides", "passes do not add up", True)} == found
+
+
+def test_tokens_that_are_held_back_are_caught(engine: Engine, tmp_path: Path) -> None:
+    """All of them are right, but none comes before the last is decided: their speed would be that of a loop."""
+    found = found_in(engine, tmp_path, write_method(tmp_path, "late", AT_ONCE))
+    assert found == {("late", "tokens held back", False), ("late", "tokens held back", True)}
 
 
 def test_foreign_tokens_are_caught(engine: Engine, tmp_path: Path) -> None:

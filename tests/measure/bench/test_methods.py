@@ -73,6 +73,16 @@ def test_plain_keeps_its_place(engine: Engine) -> None:
     assert [method.name for method in built(engine, "chain", "plain")] == ["chain", "plain"]
 
 
+def test_nothing_else_is_called_plain(engine: Engine, tmp_path: Path) -> None:
+    """All speedups are over it."""
+    TreeShape.kary(2, 2).save(tmp_path / "plain.json")
+    named: list[str | Mapping[str, str]] = [{"name": "plain", "tree": "chain:2"}, str(tmp_path / "plain.json")]
+    for spec in [*named, write_method(tmp_path, "plain", COPY)]:
+        with pytest.raises(UsageError, match=r"plain is plain decoding, .* and .* has that name too"):
+            built(engine, spec)
+    assert [method.name for method in built(engine, {"name": "plain", "tree": "off"})] == ["plain"]
+
+
 def test_a_shape_file_is_named_after_itself(engine: Engine, tmp_path: Path) -> None:
     TreeShape.kary(2, 2).save(tmp_path / "pine.json")
     path = str(tmp_path / "pine.json")
@@ -132,6 +142,8 @@ def test_what_a_file_declares(
         ("def generate(*a): pass\nLOSSLESS = 'no'", UsageError, "LOSSLESS must be True or False, not 'no'"),
         ("import nonsense_that_is_not_there", FileError, "fails while it is imported: ModuleNotFoundError"),
         ("def generate(:", FileError, "fails while it is imported: SyntaxError"),
+        ("raise SystemExit(0)", FileError, "fails while it is imported: SystemExit"),
+        ("import torch\ntorch.set_default_dtype(torch.float64)", UsageError, "mine.py changes torch's default dtype"),
         (None, FileError, "there is no file .*mine.py"),
     ],
 )
@@ -182,6 +194,8 @@ def test_a_list_of_methods(engine: Engine, tmp_path: Path) -> None:
         ("- [", "is no YAML"),
         ("- beam\n- 3", "method 2: a method is a name or a mapping with name, tree, verifier, file, not 3"),
         ("- {tree: 'chain:2', colour: red}", "method 1: unknown key 'colour'. Known: name, tree, verifier, file"),
+        ("- off", r'method 1: .*, not False. YAML reads off as False: write "off".'),
+        ("- {tree: off}", r'method 1: tree must be .*, not False. YAML reads off as False: write "off".'),
         ("- {tree: 3}", "method 1: tree must be text that is not empty, not 3"),
         ("- {name: x}", "method 1: a method is a tree, maybe with a verifier, or a file, and here is name"),
         ("- {tree: 'chain:2', file: x.py}", "method 1: .* and here is tree, file"),

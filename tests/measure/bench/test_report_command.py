@@ -142,7 +142,7 @@ def test_what_is_no_run_is_one_line(tmp_path, capsys, content, message):
     assert not (tmp_path / "report.html").exists()
 
 
-def in_a_process(folder: Path, **environment: str) -> Any:
+def in_a_process(folder: Path, stdout: Any = subprocess.PIPE, **environment: str) -> Any:
     script = """
 import sys
 from sequoia.app.cli import main
@@ -151,7 +151,8 @@ print([name for name in ("torch", "transformers", "matplotlib.pyplot") if name i
 sys.exit(code)
 """
     command = [sys.executable, "-c", script, "bench", "report", str(folder)]
-    return subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, timeout=60)
+    streams = {"stdout": stdout, "stderr": subprocess.PIPE}
+    return subprocess.run(command, env=os.environ | environment, text=True, timeout=60, **streams)
 
 
 def test_it_needs_neither_torch_nor_transformers_and_is_quiet(folder, tmp_path):
@@ -159,6 +160,14 @@ def test_it_needs_neither_torch_nor_transformers_and_is_quiet(folder, tmp_path):
     assert (done.returncode, done.stderr) == (0, "[]\n")
     assert "\x1b" not in done.stdout
     assert "×" in done.stdout
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_a_full_disk_is_one_line(folder):
+    with open("/dev/full", "w") as full:
+        done = in_a_process(folder, stdout=full)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[0] == "error: cannot write to standard output: No space left on device."
 
 
 def test_narrow_encodings_do_not_matter(folder):

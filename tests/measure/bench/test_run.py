@@ -66,6 +66,7 @@ def test_what_a_result_holds(engine: Engine, tmp_path: Path) -> None:
     assert plain.token_ids == chain.token_ids == peer.token_ids
     assert (plain.prompt_tokens, plain.category, plain.finish, len(plain.token_ids)) == (5, "odd", "length", 10)
     assert (plain.passes, plain.rows, plain.counts) == (10, 9, (1,) * 10)
+    assert {result.first_token_passes for result in by_method.values()} == {1}
     assert (peer.passes, peer.rows, peer.counts) == (10, 9, (1,) * 10)
     assert chain.passes == len(chain.counts) < 10
     assert chain.drafted_tokens == chain.rows - chain.passes + 1  # type: ignore[operator]
@@ -275,13 +276,16 @@ def test_no_prompts_and_prompts_of_one_name(engine: Engine, tmp_path: Path) -> N
 
 def test_a_method_that_fails_is_named_before_anything_is_measured(engine: Engine, tmp_path: Path) -> None:
     for body, message in [
-        ("raise ValueError('no such luck')", "method mine failed on prompt warm-up: no such luck"),
-        ("raise ZeroDivisionError", "method mine failed on prompt warm-up: ZeroDivisionError"),
+        ("raise ValueError('no such luck')", "method mine failed on prompt warm-up: ValueError: no such luck. Mend it"),
+        ("raise ZeroDivisionError", "method mine failed on prompt warm-up: ZeroDivisionError. Mend it"),
+        ("raise SystemExit(0)", "method mine failed on prompt warm-up: SystemExit: 0. Mend it"),
+        ("if params.temperature:\n    raise ValueError\nemit([3])", "method mine failed on prompt warm-up: ValueError"),
         ("emit(3)", "method mine failed on prompt warm-up: .*not iterable"),
         ("emit([])", "method mine emits no token"),
     ]:
+        job = replace(JOB, methods=(write_method(tmp_path, "mine", body),))
         with pytest.raises(SequoiaError, match=message) as caught:
-            run_bench(engine, PROMPTS, Job((write_method(tmp_path, "mine", body),), max_tokens=9), tmp_path / "out")
+            run_bench(engine, PROMPTS, job, tmp_path / "out")
         assert caught.value.__cause__ is not None or "emits no token" in message
         assert ResultsFile(tmp_path / "out").load().results == []
     assert not engine.target_model._forward_hooks
@@ -290,7 +294,7 @@ def test_a_method_that_fails_is_named_before_anything_is_measured(engine: Engine
 def test_a_method_that_fails_later_leaves_what_was_measured(engine: Engine, tmp_path: Path) -> None:
     body = "if len(prompt) == 2:\n    raise ValueError('too short')\nemit(engine.session(prompt, params).step())"
     job = Job((write_method(tmp_path, "picky", body),), max_tokens=5)
-    with pytest.raises(SequoiaError, match="method picky failed on prompt d: too short"):
+    with pytest.raises(SequoiaError, match="method picky failed on prompt d: ValueError: too short"):
         run_bench(engine, PROMPTS, job, tmp_path / "out")
     assert {result.prompt for result in ResultsFile(tmp_path / "out").load().results} == {"a", "b", "c"}
 
@@ -300,6 +304,23 @@ def test_a_method_may_not_spoil_the_prompt_for_others(engine: Engine, tmp_path: 
     job = Job((write_method(tmp_path, "rude", body), "chain:2"), max_tokens=5)
     results = run_bench(engine, PROMPTS, job, tmp_path / "out")
     assert {finding.method for finding in results.findings} == {"rude"}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("set_num_threads(torch.get_num_threads() + 1)", r"method rude changes torch's number of threads from \d+ to"),
+        ("set_default_dtype(torch.float64)", r"method rude changes torch's default dtype from torch\.float32"),
+    ],
+)
+def test_a_method_may_not_change_what_others_run_with(
+    engine: Engine, tmp_path: Path, change: str, message: str
+) -> None:
+    before = torch.get_num_threads(), torch.get_default_dtype()
+    body = f"import torch\ntorch.{change}\nemit(engine.session(prompt, params).step())"
+    with pytest.raises(UsageError, match=message):
+        run_bench(engine, PROMPTS, Job((write_method(tmp_path, "rude", body),), max_tokens=5), tmp_path / "out")
+    assert (torch.get_num_threads(), torch.get_default_dtype()) == before
 
 
 def test_target_and_draft_must_be_two_objects(tmp_path: Path) -> None:

@@ -225,6 +225,24 @@ def test_figures_show_three_digits(found, shown):
     assert wording.with_interval(found, "×") == shown
 
 
+@pytest.mark.parametrize(
+    ("name", "spec", "argument"),
+    [
+        ("chain", "chain:4", "chain"),
+        ("specinfer", "specinfer:optimal:16x4", "specinfer"),
+        ("transformers", "transformers", "transformers"),
+        ("llama.cpp", "llama.cpp:model.gguf", "llama.cpp"),
+        ("mine", "mine.py", "mine.py"),
+        ("pine", "pine.json", "pine.json"),
+        ("k", "kary:4x3", "kary:4x3"),
+    ],
+)
+def test_the_command_names_methods_as_the_command_line_does(name, spec, argument):
+    methods = [synthetic.entry("plain"), replace(synthetic.entry(name), spec=spec)]
+    command = wording.command(synthetic.run_entry(methods, (GREEDY,), ["a"]))
+    assert f"--methods plain,{argument} " in command
+
+
 def test_the_command_makes_the_run_again():
     run_entry = synthetic.run_entry(
         [synthetic.entry("plain"), replace(synthetic.entry("mine"), spec="dir/mine.py"), synthetic.entry("chain:4")],

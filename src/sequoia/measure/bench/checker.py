@@ -76,10 +76,12 @@ class Checker:
         prompt = list(self._prompts[result.prompt])
         dtype = _COARSE if method.own_model else self._target.loaded.dtype
 
-        def logits_after(count: int) -> Tensor:
-            return self._logits([*prompt, *result.token_ids[:count]], 1)[0]
+        def logits_from(count: int) -> Tensor:
+            # Past a tie another model goes its own way, of which the target's logits say nothing.
+            rows = 1 if method.own_model else len(result.token_ids) - count
+            return self._logits([*prompt, *result.token_ids[: count + rows - 1]], rows)
 
-        return checks.against(result, reference, logits_after, torch.finfo(dtype).eps)
+        return checks.against(result, reference, logits_from, torch.finfo(dtype).eps)
 
     def _is_reuse(self, result: Result, earlier: Result, compared: Finding | None) -> bool:
         if len(result.token_ids) < checks.SHORTEST_REUSE:

@@ -21,6 +21,9 @@ SHORTEST_REUSE = 8
 SURPRISE = 1e-6
 """A sampled answer of a smaller probability does not come twice by itself."""
 
+HELD_BACK = 0.25
+"""Of all passes, at most this share more may come before the first emission than that holds of the tokens."""
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -47,11 +50,25 @@ def alone(result: Result, limits: Limits) -> Iterator[Finding]:
         detail = f"{len(result.token_ids)} of {limits.max_tokens} tokens came, and the last does not end the text"
         yield finding(result, "early end", detail)
     if result.passes == 0:
-        read = "no pass of the target" if not result.rows else "no pass of the target over all of the prompt"
-        yield finding(result, "reused answer", f"{len(result.token_ids)} tokens came from {read}")
+        read = "without a pass of engine.target_model" + (" over all of the prompt" if result.rows else "")
+        yield finding(result, "reused answer", f"{len(result.token_ids)} tokens came {read}")
     elif result.drafted_tokens is not None and result.passes != len(result.counts):
         detail = f"{len(result.counts)} rounds were emitted, but the target made {result.passes} passes"
         yield finding(result, "passes do not add up", detail)
+    if _is_held_back(result):
+        detail = (
+            f"{result.first_token_passes} of {result.passes} passes were made before the first {result.counts[0]} of "
+            f"{len(result.token_ids)} tokens came, so that the others look faster than they are"
+        )
+        yield finding(result, "tokens held back", detail)
+
+
+def _is_held_back(result: Result) -> bool:
+    """The first pass is the prompt's, and its tokens are not counted into the speed: those of other passes must be."""
+    if not result.passes or not result.first_token_passes:
+        return False
+    waited = (result.first_token_passes - 1) / result.passes
+    return waited - result.counts[0] / len(result.token_ids) > HELD_BACK
 
 
 def _excess(token_ids: Sequence[int], limits: Limits) -> str | None:
@@ -67,11 +84,12 @@ def first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int | None:
     return next((place for place, (our, their) in pairs if our != their), None)
 
 
-def against(result: Result, reference: Result, logits_after: Callable[[int], Tensor], epsilon: float) -> Finding | None:
-    """A greedy answer held against the one it must repeat.
+def against(result: Result, reference: Result, logits_from: Callable[[int], Tensor], epsilon: float) -> Finding | None:
+    """A greedy answer held against the one it must repeat; past a near tie, against what the target then says.
 
     Args:
-        logits_after: number of tokens of the answer → [vocab] the target's logits after the prompt and them.
+        logits_from: number of tokens of the answer → [rows, vocab] the target's logits before the next one and, if
+            they are to be looked at, before those that follow it in the answer.
         epsilon: of the number format that the methods calculate in.
     """
     ours, theirs = result.token_ids, reference.token_ids
@@ -81,14 +99,31 @@ def against(result: Result, reference: Result, logits_after: Callable[[int], Ten
     if place is None:
         detail = f"{len(ours)} tokens, where {reference.method} has {len(theirs)} that begin or go on the same"
         return finding(result, "wrong tokens", detail)
-    our, their = (logits_after(place)[[ours[place], theirs[place]]]).tolist()
-    spacings = abs(our - their) / (epsilon * max(abs(our), abs(their), 1e-30))
-    kind = NEAR_TIE if spacings <= TIE_SPACINGS else "wrong tokens"
+    logits = logits_from(place)
+    our, their = logits[0, [ours[place], theirs[place]]].tolist()
+    spacings = _spacings(our, their, epsilon)
     detail = (
         f"token {place + 1} is {ours[place]} where {reference.method} has {theirs[place]}; "
         f"their logits {our:.5g} and {their:.5g} lie {abs(our - their):.2g} apart, {spacings:.1f} spacings"
     )
-    return finding(result, kind, detail)
+    if spacings > TIE_SPACINGS:
+        return finding(result, "wrong tokens", detail)
+    later = _unlikely(ours, place + 1, logits[1:], epsilon)
+    return finding(result, NEAR_TIE, detail) if later is None else finding(result, "wrong tokens", f"{later}; {detail}")
+
+
+def _unlikely(token_ids: Sequence[int], start: int, logits: Tensor, epsilon: float) -> str | None:
+    """The first token from `start` on that does not even tie with the likeliest, of those that `logits` are of."""
+    for place, row in enumerate(logits, start):
+        best, own = row.max().item(), row[token_ids[place]].item()
+        spacings = _spacings(best, own, epsilon)
+        if spacings > TIE_SPACINGS:
+            return f"token {place + 1} is {token_ids[place]}, {spacings:.1f} spacings below the likeliest"
+    return None
+
+
+def _spacings(first: float, second: float, epsilon: float) -> float:
+    return abs(first - second) / (epsilon * max(abs(first), abs(second), 1e-30))
 
 
 def log_probability(logits: Tensor, token_ids: Sequence[int], setting: Setting) -> float:

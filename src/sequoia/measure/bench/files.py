@@ -13,6 +13,7 @@ from typing import Any
 from sequoia.engine import Engine
 from sequoia.errors import FileError, UsageError
 from sequoia.measure.bench.method import PLAIN, Method
+from sequoia.measure.bench.shared import left_alone
 
 Spec = str | Mapping[str, str]
 """A method on the command line, or an item of a .yaml file."""
@@ -28,9 +29,10 @@ def user_method(path: Path, engine: Engine, name: str | None = None) -> Method:
 
     Raises:
         FileError: the file is missing, or fails while it is imported.
-        UsageError: it has no such function, or a constant that is not True or False.
+        UsageError: it has no such function, or a constant that is not True or False, or changes what all run with.
     """
-    module = _imported(path)
+    with left_alone(str(path)):
+        module = _imported(path)
     generate = getattr(module, "generate", None)
     if not callable(generate):
         raise UsageError(f"{path} has no function {_SIGNATURE}. Add it; docs/harness.md shows one.")
@@ -60,7 +62,7 @@ def _imported(path: Path) -> Any:
     sys.modules[name] = module  # where dataclasses look their own module up
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise FileError(f"{path} fails while it is imported: {type(error).__name__}: {error}. Mend it.") from error
     return module
 
@@ -119,19 +121,23 @@ def check_spec(spec: object) -> Spec:
             raise UsageError(f"a list of methods cannot hold another, {spec}. Put its methods into the first.")
         return spec
     if not isinstance(spec, Mapping):
-        raise UsageError(f"a method is a name or a mapping with {', '.join(_KEYS)}, not {spec!r:.80}.")
+        raise UsageError(f"a method is a name or a mapping with {', '.join(_KEYS)}, not {spec!r:.80}.{_hint(spec)}")
     unknown = next((key for key in spec if key not in _KEYS), None)
     if unknown is not None:
         raise UsageError(f"unknown key {unknown!r}. Known: {', '.join(_KEYS)}.")
     wrong = next((key for key, value in spec.items() if not isinstance(value, str) or not value), None)
     if wrong is not None:
-        raise UsageError(f"{wrong} must be text that is not empty, not {spec[wrong]!r:.80}.")
+        raise UsageError(f"{wrong} must be text that is not empty, not {spec[wrong]!r:.80}.{_hint(spec[wrong])}")
     if ("tree" in spec) == ("file" in spec) or ("file" in spec and "verifier" in spec):
         found = ", ".join(spec) or "nothing"
         raise UsageError(
             f"a method is a tree, maybe with a verifier, or a file, and here is {found}. Give one of them."
         )
     return spec
+
+
+def _hint(value: object) -> str:
+    return ' YAML reads off as False: write "off".' if value is False else ""
 
 
 def is_method_list(spec: object) -> bool:

@@ -53,11 +53,21 @@ def build_methods(specs: Iterable[Spec], engine: Engine, clock: PassClock) -> tu
     methods = [build_method(spec, engine, clock) for spec in _expanded(specs)]
     if all(method.name != PLAIN for method in methods):
         methods.insert(0, build_method(PLAIN, engine, clock))
+    _require_true_plain(methods)
     names = [method.name for method in methods]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise UsageError(f"method {twice} is named twice. Leave one out, or name them in a .yaml file.")
     return tuple(method if method.same_as in names else replace(method, same_as=None) for method in methods)
+
+
+def _require_true_plain(methods: Iterable[Method]) -> None:
+    for method in methods:
+        if method.name == PLAIN and method.spec != NAMED[PLAIN]:
+            raise UsageError(
+                f"{PLAIN} is plain decoding, which all others are held against, and {method.spec} has that name too. "
+                "Give it another, in a .yaml file or by renaming."
+            )
 
 
 def build_method(spec: Spec, engine: Engine, clock: PassClock) -> Method:

@@ -66,6 +66,7 @@ class Result:
     passes: int | None  # of the target, from the one that reads the prompt's end; None where they cannot be seen
     rows: int | None  # of all its passes together, the prompt's not counted
     finish: str  # "stop" at end-of-text, "length", or "early": neither
+    first_token_passes: int | None = None  # those of `passes` that came before the first emission
     drafted_tokens: int | None = None
     visits: tuple[int, ...] = ()  # by depth, as in `Stats`
     accepted: tuple[tuple[int, ...], ...] = ()  # by depth and rank, as in `Stats`

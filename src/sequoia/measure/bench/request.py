@@ -11,6 +11,7 @@ from sequoia.errors import SequoiaError
 from sequoia.measure.bench.clock import PassClock
 from sequoia.measure.bench.method import Method
 from sequoia.measure.bench.records import Result, RoundEntry, Setting
+from sequoia.measure.bench.shared import left_alone
 from sequoia.params import SamplingParams
 from sequoia.speculate.session import Round
 from sequoia.speculate.stats import Stats
@@ -36,16 +37,18 @@ class Recorder:
     token_ids: list[int] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
+    first_token_passes: int = 0  # of the target, before the first emission
     stats: Stats | None = None  # of the rounds, where the method emits them
     best_round: Round | None = None  # the one most worth drawing
 
     def __call__(self, emitted: Sequence[int] | Round) -> None:
+        # Made into numbers first: those of a GPU are not decided before they are here.
+        token_ids = [int(token) for token in (emitted.token_ids if isinstance(emitted, Round) else emitted)]
         now = self.clock.now()
         if isinstance(emitted, Round):
             self._add_round(emitted)
-            emitted = emitted.token_ids
-        token_ids = [int(token) for token in emitted]
         if token_ids:
+            self.first_token_passes = self.first_token_passes if self.counts else self.clock.passes
             self.token_ids += token_ids
             self.counts.append(len(token_ids))
             self.times.append(now)
@@ -70,16 +73,24 @@ def run_request(
 
     Raises:
         SequoiaError: the method raised something; it is named, and its error kept as the cause.
+        UsageError: it changed what other methods run with.
     """
     recorder = Recorder(clock)
-    with _without_collector():
+    with _without_collector(), left_alone(f"method {method.name}"):
         clock.start(len(request.token_ids))
         try:
             method.generate(list(request.token_ids), request.params, recorder)
-        except Exception as error:
-            reason = " ".join(str(error).split()) or type(error).__name__
-            raise SequoiaError(f"method {method.name} failed on prompt {request.prompt}: {reason}") from error
+        except (Exception, SystemExit) as error:
+            raise SequoiaError(f"method {method.name} failed on prompt {request.prompt}: {_reason(error)}") from error
     return _result(method, request, recorder, eos_ids), recorder.best_round
+
+
+def _reason(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    if isinstance(error, SequoiaError):
+        return text
+    described = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return f"{described.rstrip('.')}. Mend it; --debug shows where it was raised."
 
 
 @contextmanager
@@ -122,6 +133,7 @@ def _result(method: Method, request: Request, recorder: Recorder, eos_ids: froze
         prefill_seconds=clock.prefill_seconds,
         passes=None if unseen else clock.passes,
         rows=None if unseen else clock.rows,
+        first_token_passes=None if unseen else recorder.first_token_passes,
         finish=_finish(recorder.token_ids, request.params.max_tokens, eos_ids),
         drafted_tokens=None if stats is None else stats.drafted_tokens,
         visits=() if stats is None else tuple(stats.visits),

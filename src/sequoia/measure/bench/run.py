@@ -18,7 +18,7 @@ from sequoia.measure.bench.job import Job, rotated
 from sequoia.measure.bench.machine import machine
 from sequoia.measure.bench.method import Method
 from sequoia.measure.bench.methods import build_methods
-from sequoia.measure.bench.records import Result, Results, ResultsFile, RoundEntry, RunEntry
+from sequoia.measure.bench.records import Result, Results, ResultsFile, RoundEntry, RunEntry, Setting
 from sequoia.measure.bench.request import Request, drawn, long_lived, run_request, worth
 from sequoia.measure.bench.resume import open_results
 from sequoia.measure.prompts import PromptRecord
@@ -27,6 +27,7 @@ from sequoia.model.placement import DTYPES
 from sequoia.params import SamplingParams
 from sequoia.speculate.session import Round
 from sequoia.text import encode_prompt
+from sequoia.tree.checks import require_integer
 
 __all__ = ["Job", "run_bench"]
 
@@ -58,10 +59,12 @@ def run_bench(
         progress: called after each request.
 
     Raises:
-        UsageError: a method or prompt does not fit the models, or the folder holds another run.
+        UsageError: a method or prompt does not fit the models, a number is out of range, or the folder holds another
+            run.
         FileError: a file is missing, damaged or not writable.
         SequoiaError: a method failed; it is named.
     """
+    require_integer("prompt_tokens", prompt_tokens, least=1)
     _require_two_models(engine)
     token_ids = _encoded(engine, prompts, prompt_tokens, job.max_tokens)
     with PassClock(engine.target_model) as clock, long_lived():
@@ -120,14 +123,15 @@ class _Comparison:
         return self._job.seconds is not None and self._seconds + seconds >= self._job.seconds
 
     def _warm_up(self) -> None:
-        """Each method once: what is slow only at first happens here, and what does not work fails here."""
+        """Each method once under each setting: what is slow only at first, or does not work, is so here."""
         longest = max(map(len, self._token_ids.values()))
-        request = _warm_up_request(self._engine, self._job, longest)
+        requests = [_warm_up_request(self._engine, self._job, setting, longest) for setting in self._job.settings]
         for method in self._methods:
             method.prepare(longest + self._job.max_tokens)
-            result, _ = run_request(method, request, self._clock, self._eos_ids)
-            if not result.token_ids:
-                raise SequoiaError(f"method {method.name} emits no token, and at least one is needed. Mend it.")
+            for request in requests:
+                result, _ = run_request(method, request, self._clock, self._eos_ids)
+                if not result.token_ids:
+                    raise SequoiaError(f"method {method.name} emits no token, and at least one is needed. Mend it.")
 
     def _measure(self, requests: Sequence[Request], index: int, total: int, progress: Progress) -> None:
         """All methods on one prompt, in an order that turns from prompt to prompt."""
@@ -169,13 +173,13 @@ class _Comparison:
         return word.replace("\r", "").replace("\n", "↵")
 
 
-def _warm_up_request(engine: Engine, job: Job, longest: int) -> Request:
+def _warm_up_request(engine: Engine, job: Job, setting: Setting, longest: int) -> Request:
     """No longer than those that are measured, so that it fits wherever they do."""
     if engine.tokenizer is None:
         token_ids = [token % engine.target.vocab_size for token in range(1, 9)]
     else:
         token_ids = encode_prompt(engine.tokenizer, WARM_UP, engine.target.vocab_size)
-    setting, max_tokens = job.settings[0], min(_WARM_UP_TOKENS, job.max_tokens)
+    max_tokens = min(_WARM_UP_TOKENS, job.max_tokens)
     params = SamplingParams(max_tokens=max_tokens, temperature=setting.temperature, top_p=setting.top_p, seed=0)
     return Request("warm-up", "warm-up", tuple(token_ids[:longest]), setting, 0, params)
 

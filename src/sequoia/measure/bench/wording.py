@@ -129,7 +129,7 @@ def command(run: RunEntry) -> str:
 
 def _method_argument(method: MethodEntry) -> str:
     """The name where it is one that the command line knows, else what the method was built from."""
-    known = method.name == BASELINE or method.spec.startswith(method.name)
+    known = method.name == BASELINE or method.spec.split(":")[0] == method.name
     return method.name if known or not method.spec else method.spec
 
 
