@@ -27,6 +27,7 @@ bench_app = typer.Typer(name="bench")
 QUICK_METHODS = ("plain", "transformers", "transformers-lookup", "chain:4", "optimal:16x4", "dynamic:16x4")
 METHODS = (*QUICK_METHODS, "specinfer", "spectr", "sampler-match", "chains:4x4", "beam:4x4")
 QUICK_SECONDS = 200.0  # of measuring; loading, warming up, checks and the page take their time too
+_MOST_FAULTS = 8  # told on the terminal
 QUICK_TOKENS, TOKENS = 48, 128
 PROMPT_COUNT = 28  # four of each built-in category
 _WIDEST_STEP = 36
@@ -44,6 +45,7 @@ def bench(
     target: options.Target = None,
     draft: options.Draft = "ngram",
     dtype: options.Dtype = "auto",
+    draft_dtype: options.DraftDtype = "auto",
     device: options.Device = "auto",
     threads: options.Threads = None,
     temperature: options.Temperatures = "0",
@@ -74,7 +76,7 @@ def bench(
     job = Job(names, temperatures, top_ps, tokens, repeats, seed, QUICK_SECONDS if quick else None)
     records = read_prompts(sources, count, seed)
     _tell_start(folder)
-    engine = _loaded(target, draft, dtype, device, threads)
+    engine = _loaded(target, draft, dtype, draft_dtype, device, threads)
     # What methods print is no part of the report.
     with _going_on_later(folder), _progress() as (notice, progress), redirect_stdout(sys.stderr):
         results = run_bench(
@@ -143,15 +145,13 @@ def _tell_start(folder: Path) -> None:
     note(f"{folder}: {stand}")
 
 
-def _loaded(target: str | None, draft: str, dtype: str, device: str, threads: int | None) -> Engine:
+def _loaded(target: str | None, draft: str, dtype: str, draft_dtype: str, device: str, threads: int | None) -> Engine:
     with waiting("loading the model") as tell:
-        import torch
-
         from sequoia.engine import load
+        from sequoia.model.threads import set_threads
 
-        if threads is not None:
-            torch.set_num_threads(threads)
-        return load(target, draft, dtype=dtype, device=device, notice=tell)
+        set_threads(threads)
+        return load(target, draft, dtype=dtype, device=device, draft_dtype=draft_dtype, notice=tell)
 
 
 @contextmanager
@@ -217,7 +217,9 @@ def _report(results: Results, folder: Path, as_json: bool) -> None:
     write_page(path, results, summary)
     if not as_json:
         write_out(f"page: {path}\n")
-    for fault in summary.faults:
+    for fault in summary.faults[:_MOST_FAULTS]:
         note(f"✗ {wording.finding(fault)}", "red")
+    if len(summary.faults) > _MOST_FAULTS:
+        note(f"✗ and {len(summary.faults) - _MOST_FAULTS} more, which the page lists", "red")
     if summary.faults:
         raise typer.Exit(1)

@@ -31,7 +31,7 @@ def rows(engine: Engine, *counts: int) -> None:
     [((5,), 1, 0), ((8, 4), 2, 7), ((2, 2, 4, 1), 2, 4), ((5, 6, 7), 3, 13), ((2, 2), 0, 0), ((), 0, 0)],
 )
 def test_passes_count_from_the_prompts_end(engine: Engine, counts: tuple[int, ...], passes: int, beyond: int) -> None:
-    with PassClock(engine.target_model) as clock:
+    with PassClock(engine.target) as clock:
         clock.start(5)
         rows(engine, *counts)
     assert (clock.seen, clock.passes, clock.rows) == (len(counts), passes, beyond)
@@ -39,7 +39,7 @@ def test_passes_count_from_the_prompts_end(engine: Engine, counts: tuple[int, ..
 
 
 def test_the_prefill_ends_between_start_and_now(engine: Engine) -> None:
-    with PassClock(engine.target_model) as clock:
+    with PassClock(engine.target) as clock:
         clock.start(4)
         rows(engine, 2)
         before = clock.now()
@@ -53,7 +53,7 @@ def test_the_prefill_ends_between_start_and_now(engine: Engine) -> None:
 @pytest.mark.parametrize("tree", ["plain", "chain:3", "optimal:8x3", "dynamic:8x3"])
 def test_passes_of_our_trees_are_rounds(engine: Engine, tree: str) -> None:
     stats = Stats()
-    with PassClock(engine.target_model) as clock:
+    with PassClock(engine.target) as clock:
         method = build_method(tree, engine, clock)
         clock.start(len(PROMPT))
         method.generate(PROMPT, PARAMS, stats.add)  # type: ignore[arg-type]
@@ -65,14 +65,14 @@ def test_passes_of_our_trees_are_rounds(engine: Engine, tree: str) -> None:
 def test_a_long_prompt_is_read_in_several_passes() -> None:
     engine = tiny_engine("ngram")
     engine.target.context_length = None
-    with PassClock(engine.target_model) as clock:
+    with PassClock(engine.target) as clock:
         clock.start(1100)
         answer(build_method("chain:2", engine, clock), [3] * 1100, PARAMS)
         assert clock.seen == clock.passes + 2
 
 
 def test_passes_of_transformers_are_tokens(engine: Engine) -> None:
-    with PassClock(engine.target_model) as clock:
+    with PassClock(engine.target) as clock:
         for name in ("transformers", "transformers-assisted", "transformers-lookup"):
             clock.start(len(PROMPT))
             tokens = answer(build_method(name, engine, clock), PROMPT, PARAMS)
@@ -82,6 +82,6 @@ def test_passes_of_transformers_are_tokens(engine: Engine) -> None:
 
 def test_the_hook_comes_off(engine: Engine) -> None:
     hooks = engine.target_model._forward_hooks
-    with PassClock(engine.target_model):
+    with PassClock(engine.target):
         assert len(hooks) == 1
     assert not hooks

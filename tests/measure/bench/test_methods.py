@@ -26,7 +26,7 @@ def engine() -> Engine:
 
 
 def built(engine: Engine, *specs: str | Mapping[str, str]) -> tuple[Method, ...]:
-    return build_methods(specs, engine, PassClock(engine.target_model))
+    return build_methods(specs, engine, PassClock(engine.target))
 
 
 @pytest.mark.parametrize(
@@ -215,6 +215,6 @@ def test_a_missing_list(engine: Engine, tmp_path: Path) -> None:
 
 
 def test_mappings_from_python_are_checked(engine: Engine) -> None:
-    assert build_method({"name": "x", "tree": "chain:2"}, engine, PassClock(engine.target_model)).name == "x"
+    assert build_method({"name": "x", "tree": "chain:2"}, engine, PassClock(engine.target)).name == "x"
     with pytest.raises(UsageError, match="unknown key 'size'"):
         built(engine, {"size": "3"})

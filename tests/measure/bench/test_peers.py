@@ -59,7 +59,7 @@ def test_end_of_text_can_be_ignored() -> None:
 @pytest.mark.parametrize("name", TRANSFORMERS)
 def test_steps_come_as_they_are_decided(engine: Engine, prompt: list[int], name: str) -> None:
     steps: list[int] = []
-    with PassClock(engine.target_model) as clock:
+    with PassClock(engine.target) as clock:
         _, method = build_methods([name], engine, clock)
         clock.start(len(prompt))
         method.generate(prompt, GREEDY, lambda step: steps.append(clock.passes))
@@ -76,7 +76,7 @@ def test_a_seed_repeats_an_answer(engine: Engine, prompt: list[int], name: str) 
 @pytest.mark.parametrize("name", TRANSFORMERS)
 def test_first_tokens_have_the_targets_law(engine: Engine, prompt: list[int], name: str) -> None:
     asked: dict[str, Any] = {"temperature": 1.7, "top_k": 20, "top_p": 0.8, "min_p": 0.05, "repetition_penalty": 1.3}
-    with PassClock(engine.target_model) as clock:
+    with PassClock(engine.target) as clock:
         _, method = build_methods([name], engine, clock)
         drawn = [answer(method, prompt, SamplingParams(max_tokens=3, seed=seed, **asked))[0] for seed in range(200)]
     with torch.inference_mode():
@@ -97,7 +97,7 @@ def test_nothing_is_left_behind(engine: Engine, prompt: list[int], name: str, pa
     before = [(model.generation_config, model.generation_config.to_dict(), model.config.to_dict()) for model in models]
     noise = torch.random.get_rng_state()
     answers([name], engine, prompt, params)
-    with pytest.raises(RuntimeError, match="emit"), PassClock(engine.target_model) as clock:
+    with pytest.raises(RuntimeError, match="emit"), PassClock(engine.target) as clock:
         build_methods([name], engine, clock)[1].generate(prompt, params, _failing)
     assert torch.equal(torch.random.get_rng_state(), noise)
     for model, (config, generation, whole) in zip(models, before, strict=True):
@@ -200,7 +200,7 @@ def llama(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> type[FakeLlama]:
 
 
 def test_llama_cpp(llama: type[FakeLlama], prompt: list[int]) -> None:
-    with PassClock(llama.engine.target_model) as clock:
+    with PassClock(llama.engine.target) as clock:
         plain, method = build_methods(["llama.cpp"], llama.engine, clock)
         assert (method.same_as, method.own_model, method.spec) == (None, True, "llama.cpp:tiny.Q4_1.gguf")
         method.prepare(40)
@@ -219,7 +219,7 @@ def test_llama_cpp(llama: type[FakeLlama], prompt: list[int]) -> None:
 
 def test_llama_cpp_is_asked_for_what_the_request_says(llama: type[FakeLlama]) -> None:
     params = SamplingParams(max_tokens=3, temperature=0.7, top_p=0.9, top_k=7, min_p=0.1, seed=11)
-    with PassClock(llama.engine.target_model) as clock:
+    with PassClock(llama.engine.target) as clock:
         method = build_methods(["llama.cpp"], llama.engine, clock)[1]
         method.prepare(40)
         assert len(answer(method, [3, 4], params)) == 3
@@ -233,14 +233,14 @@ def test_llama_cpp_ends_with_the_text(llama: type[FakeLlama], prompt: list[int])
     llama.engine.target_model.generation_config.eos_token_id = end
     loaded = llama.engine.target.loaded
     loaded.__dict__.pop("eos_ids", None)  # cached
-    with PassClock(llama.engine.target_model) as clock:
+    with PassClock(llama.engine.target) as clock:
         method = build_methods(["llama.cpp"], llama.engine, clock)[1]
         method.prepare(40)
         assert answer(method, prompt, GREEDY)[-1] == end
 
 
 def test_llama_cpp_lookup_repeats_llama_cpp(llama: type[FakeLlama]) -> None:
-    clock = PassClock(llama.engine.target_model)
+    clock = PassClock(llama.engine.target)
     _, alone = build_methods(["llama.cpp-lookup"], llama.engine, clock)
     assert alone.same_as is None
     _, _, beside = build_methods(["llama.cpp", "llama.cpp-lookup"], llama.engine, clock)
@@ -251,7 +251,7 @@ def test_llama_cpp_lookup_repeats_llama_cpp(llama: type[FakeLlama]) -> None:
 
 @pytest.mark.parametrize("asked", [{"repetition_penalty": 1.2}, {"presence_penalty": 0.5}, {"logit_bias": {3: 1.0}}])
 def test_llama_cpp_refuses_what_it_counts_otherwise(llama: type[FakeLlama], asked: dict[str, Any]) -> None:
-    method = build_methods(["llama.cpp"], llama.engine, PassClock(llama.engine.target_model))[1]
+    method = build_methods(["llama.cpp"], llama.engine, PassClock(llama.engine.target))[1]
     method.prepare(40)
     with pytest.raises(UsageError, match=r"llama\.cpp has nothing that means what"):
         answer(method, [3], SamplingParams(**asked))
@@ -260,11 +260,11 @@ def test_llama_cpp_refuses_what_it_counts_otherwise(llama: type[FakeLlama], aske
 def test_llama_cpp_not_installed(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llama_cpp", None)
     with pytest.raises(UsageError, match=r'llama\.cpp needs llama-cpp-python .*pip install "sequoia\[peers\]"'):
-        build_methods(["llama.cpp"], engine, PassClock(engine.target_model))
+        build_methods(["llama.cpp"], engine, PassClock(engine.target))
 
 
 def test_llama_cpp_only_runs_the_targets_own_file(llama: type[FakeLlama], engine: Engine, tmp_path: Path) -> None:
-    clock = PassClock(engine.target_model)
+    clock = PassClock(engine.target)
     with pytest.raises(UsageError, match=r"was not loaded from .*tiny.Q4_1.gguf. Use the default target, or --target"):
         build_methods(["llama.cpp"], engine, clock)
     with pytest.raises(FileError, match=r"there is no file .*other.gguf"):
@@ -286,4 +286,4 @@ def test_llama_cpp_that_crashes_does_so_elsewhere(
 ) -> None:
     monkeypatch.setattr(llama_module, "_FIRST_PASS", first_pass)
     with pytest.raises(UsageError, match=f"does not run on this machine: its first pass ended with {reason}. Build"):
-        build_methods(["llama.cpp"], llama.engine, PassClock(llama.engine.target_model))
+        build_methods(["llama.cpp"], llama.engine, PassClock(llama.engine.target))

@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise, permutations
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ import torch
 from tiny_engine import PROMPTS, VOCAB, tiny_engine, tokenizer, write_method
 
 from sequoia.engine import Engine, load
-from sequoia.errors import SequoiaError, UsageError
+from sequoia.errors import FileError, SequoiaError, UsageError
 from sequoia.measure.bench import machine as machine_module
+from sequoia.measure.bench.job import turned
 from sequoia.measure.bench.machine import commit, cpu_name
 from sequoia.measure.bench.records import Results, ResultsFile, Setting
 from sequoia.measure.bench.run import Job, run_bench
@@ -81,9 +83,29 @@ def test_methods_take_turns_in_going_first(engine: Engine, tmp_path: Path) -> No
     order: list[str] = []
     job = replace(JOB, temperatures=(0.0,))
     run_bench(engine, PROMPTS, job, tmp_path, progress=lambda done, total, what: order.append(what))
-    methods = ["plain", "chain:3", "transformers"]
-    expected = [methods[(turn + place) % 3] for turn in range(4) for place in range(3)]
-    assert order == [f"{method} on {'abcd'[turn // 3]}" for turn, method in enumerate(expected)]
+    turns = [tuple(what.split(" on ")[0] for what in order[start : start + 3]) for start in range(0, 12, 3)]
+    assert all(sorted(turn) == ["chain:3", "plain", "transformers"] for turn in turns)
+    assert {turn[0] for turn in turns[:3]} == {"chain:3", "plain", "transformers"}
+    assert [what.split(" on ")[1] for what in order[::3]] == ["a", "b", "c", "d"]
+
+
+def test_neighbours_change_as_well() -> None:
+    turns = [turned("abcd", turn, seed=0) for turn in range(400)]
+    pairs = Counter(pair for turn in turns for pair in pairwise(turn))
+    assert Counter(turn[0] for turn in turns) == dict.fromkeys("abcd", 100)
+    assert min(pairs[left, right] for left, right in permutations("abcd", 2)) > 60  # of 1,200 among 12 pairs
+
+
+def test_a_folder_in_use_is_refused(engine: Engine, tmp_path: Path) -> None:
+    with ResultsFile(tmp_path).locked(), pytest.raises(FileError, match="in use by another run"):
+        run_bench(engine, PROMPTS, JOB, tmp_path)
+
+
+def test_a_start_that_measured_nothing_does_not_stand_in_the_way(engine: Engine, tmp_path: Path) -> None:
+    failing = write_method(tmp_path, "fails", "raise ValueError('no')")
+    with pytest.raises(SequoiaError):
+        run_bench(engine, PROMPTS, replace(JOB, methods=(failing,)), tmp_path / "out")
+    assert len(run_bench(engine, PROMPTS[:1], JOB, tmp_path / "out").results) > 0
 
 
 def test_each_request_has_noise_of_its_own_and_methods_share_it(engine: Engine) -> None:

@@ -51,7 +51,7 @@ def answer(method: Method, prompt: Sequence[int], params: SamplingParams) -> lis
 def answers(
     names: Iterable[str], engine: Engine, prompt: Sequence[int], params: SamplingParams
 ) -> dict[str, list[int]]:
-    with PassClock(engine.target_model) as clock:
+    with PassClock(engine.target) as clock:
         return {name: answer(build_method(name, engine, clock), prompt, params) for name in names}
 
 

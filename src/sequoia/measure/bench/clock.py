@@ -3,32 +3,44 @@
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 
+from sequoia.model.causal_lm import CausalLM
+
 
 class PassClock:
-    """Counts passes by a hook on the model; open it as a context manager, which takes the hook off again.
+    """Counts passes over the target's weights, its own and those of the transformers model that it came from.
 
-    The prefill ends with the pass that brings the rows read so far to the prompt's length; passes count from that one
-    on. Nothing is kept per pass, so that the clock costs all methods the same few microseconds.
-
-    Args:
-        model: a torch module, called with `input_ids` or `inputs_embeds`.
+    Open it as a context manager, which takes its hooks off again. The prefill ends with the pass that brings the rows
+    read so far to the prompt's length; passes count from that one on. Nothing is kept per pass, so that the clock costs
+    all methods the same few microseconds.
     """
 
-    def __init__(self, model: Any) -> None:
-        self._model = model
-        self._hook: Any = None
+    def __init__(self, target: CausalLM) -> None:
+        self._target = target
+        self._hooks = ExitStack()
+        self._watched: list[Any] = []
         self.start(0)
 
     def __enter__(self) -> PassClock:
-        self._hook = self._model.register_forward_hook(self._passed, with_kwargs=True)
+        if self._target.is_lean:
+            self._target.on_pass.append(self.record)
+            self._hooks.callback(self._target.on_pass.remove, self.record)
+        self.watch(self._target.loaded.model)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._hook.remove()
+        self._watched.clear()
+        self._hooks.close()
+
+    def watch(self, model: Any) -> None:
+        """Count the passes of this copy of the target too, a torch module called with `input_ids`."""
+        if all(model is not watched for watched in self._watched):
+            self._watched.append(model)
+            self._hooks.callback(model.register_forward_hook(self._passed, with_kwargs=True).remove)
 
     def start(self, prompt_tokens: int) -> None:
         """A request begins: time and counts start anew."""
@@ -67,5 +79,5 @@ class PassClock:
 
     def _synchronize(self) -> None:
         """Where a GPU works behind the host's back, wait for it."""
-        if self._model.device.type == "cuda":
-            torch.cuda.synchronize(self._model.device)
+        if self._target.device.type == "cuda":
+            torch.cuda.synchronize(self._target.device)

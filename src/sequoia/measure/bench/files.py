@@ -12,6 +12,7 @@ from typing import Any
 
 from sequoia.engine import Engine
 from sequoia.errors import FileError, UsageError
+from sequoia.measure.bench.clock import PassClock
 from sequoia.measure.bench.method import PLAIN, Method
 from sequoia.measure.bench.shared import left_alone
 
@@ -24,7 +25,7 @@ _ARGUMENTS = ("engine", "prompt", "params", "emit")
 _SIGNATURE = f"generate({', '.join(_ARGUMENTS)})"
 
 
-def user_method(path: Path, engine: Engine, name: str | None = None) -> Method:
+def user_method(path: Path, engine: Engine, clock: PassClock, name: str | None = None) -> Method:
     """The method in a Python file, named after it. docs/harness.md says what the file holds.
 
     Raises:
@@ -42,6 +43,8 @@ def user_method(path: Path, engine: Engine, name: str | None = None) -> Method:
         raise UsageError(f"{path}: the harness calls {_SIGNATURE}, which does not fit: {error}.") from error
     own_model = _flag(module, path, "OWN_MODEL", False)
     lossless = _flag(module, path, "LOSSLESS", not own_model)
+    if not own_model:
+        clock.watch(engine.target_model)
     return Method(
         name or path.stem,
         partial(generate, engine),

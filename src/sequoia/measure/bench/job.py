@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
+from random import Random
 from typing import TypeVar
 
 from sequoia.errors import UsageError
@@ -84,7 +85,10 @@ def _seed(*parts: object) -> int:
     return int.from_bytes(digest[:4], "big") >> 1
 
 
-def rotated(values: Sequence[T], shift: int) -> list[T]:
-    """Another one comes first with each shift."""
-    start = shift % len(values)
-    return [*values[start:], *values[:start]]
+def turned(values: Sequence[T], turn: int, seed: int) -> list[T]:
+    """An order for each turn: each value comes first once in as many turns as there are values, and then their
+    neighbours change too."""
+    shuffles, start = divmod(turn, len(values))
+    order = list(values)
+    Random(f"{seed} {shuffles}").shuffle(order)
+    return [*order[start:], *order[:start]]

@@ -43,7 +43,7 @@ def llama_method(name: str, engine: Engine, clock: PassClock, gguf: Path | None)
     except (ImportError, OSError) as error:  # OSError where its shared library cannot be loaded
         raise UsageError(f'{name} needs llama-cpp-python ({error}): pip install "sequoia[peers]".') from error
     file = _target_file(name, engine, gguf)
-    _require_sound(name, file)
+    require_sound(name, file)
     llama = LlamaCpp(library, name, file, engine, clock)
     return Method(
         name,
@@ -125,8 +125,14 @@ def _target_file(name: str, engine: Engine, gguf: Path | None) -> Path:
     return file
 
 
-def _require_sound(name: str, file: Path) -> None:
-    """The first pass is another process's: builds that do not suit the processor crash, and take theirs with them."""
+def require_sound(name: str, file: Path) -> None:
+    """Refuse a llama-cpp-python that does not run here.
+
+    The first pass is another process's: builds that do not suit the processor crash, and take theirs with them.
+
+    Raises:
+        UsageError: the first pass failed; the message says how.
+    """
     command = [sys.executable, "-c", _FIRST_PASS, str(file)]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
     if done.returncode == 0:

@@ -74,12 +74,12 @@ def build_method(spec: Spec, engine: Engine, clock: PassClock) -> Method:
     """One method; see `build_methods`."""
     spec = check_spec(spec)
     if isinstance(spec, Mapping):
-        return _from_mapping(spec, engine)
+        return _from_mapping(spec, engine, clock)
     peer, _, file = spec.partition(":")
     if peer in PEERS:
         return peer_method(peer, engine, clock, Path(file) if file else None)
     if spec.endswith(".py"):
-        return user_method(Path(spec), engine)
+        return user_method(Path(spec), engine, clock)
     verifier, tree = _verifier_and_tree(NAMED.get(spec, spec))
     if tree.partition(":")[0] not in _TREES and not _is_shape_file(tree):
         raise UsageError(f"unknown method {spec!r}. There are {METHOD_FORMS}.")
@@ -129,9 +129,9 @@ def _kind(tree: str) -> str:
     return "file" if _is_shape_file(tree) else tree.partition(":")[0]
 
 
-def _from_mapping(spec: Mapping[str, str], engine: Engine) -> Method:
+def _from_mapping(spec: Mapping[str, str], engine: Engine, clock: PassClock) -> Method:
     if "file" in spec:
-        return user_method(Path(spec["file"]), engine, spec.get("name"))
+        return user_method(Path(spec["file"]), engine, clock, spec.get("name"))
     tree, verifier = spec["tree"], spec.get("verifier", "auto")
     name = spec.get("name", tree if verifier == "auto" else f"{verifier}:{tree}")
     return tree_method(name, engine, tree, verifier)

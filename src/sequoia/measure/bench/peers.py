@@ -15,7 +15,7 @@ from sequoia.engine import Engine
 from sequoia.errors import UsageError
 from sequoia.measure.bench.clock import PassClock
 from sequoia.measure.bench.llama import LLAMA, llama_method
-from sequoia.measure.bench.method import LOOKUP_TOKENS, Emit, Generate, Method, require_mapped
+from sequoia.measure.bench.method import LOOKUP_TOKENS, PLAIN, Emit, Generate, Method, require_mapped
 from sequoia.model.causal_lm import CausalLM
 from sequoia.model.quiet import quiet
 from sequoia.params import SamplingParams
@@ -40,17 +40,20 @@ def peer_method(name: str, engine: Engine, clock: PassClock, gguf: Path | None =
         return llama_method(name, engine, clock, gguf)
     if gguf is not None:
         raise UsageError(f"{name} runs the engine's own target and takes no file. Leave {gguf} out.")
+    clock.watch(engine.target_model)
+    # transformers runs the weights as they were before they were quantised: another model, which claims nothing.
+    same_as = None if engine.target.loaded.int8 else PLAIN
     if name == "transformers-assisted":
-        return Method(name, _transformers(name, engine, assistant=_assistant(engine)), spec=name)
+        return Method(name, _transformers(name, engine, assistant=_assistant(engine)), same_as=same_as, spec=name)
     lookup = {"prompt_lookup_num_tokens": LOOKUP_TOKENS} if name == "transformers-lookup" else {}
-    return Method(name, _transformers(name, engine, lookup), spec=name)
+    return Method(name, _transformers(name, engine, lookup), same_as=same_as, spec=name)
 
 
 def _assistant(engine: Engine) -> Any:
     draft = engine.draft
     if not isinstance(draft, ModelDraft) or not isinstance(draft.model, CausalLM):
         raise UsageError("transformers-assisted needs a draft that is a model, and this one is not. Add --draft MODEL.")
-    return draft.model.loaded.model
+    return draft.model.whole_model
 
 
 def _transformers(name: str, engine: Engine, extra: Mapping[str, Any] | None = None, assistant: Any = None) -> Generate:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -171,6 +172,33 @@ class ResultsFile:
             os.replace(part, self.path)
         except OSError as error:
             raise self._unwritable(error) from error
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """No other process writes to the file meanwhile, where the system can tell; a killed one leaves no lock.
+
+        Raises:
+            FileError: another one does.
+        """
+        try:
+            import fcntl
+        except ImportError:  # Windows
+            yield
+            return
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            folder = os.open(self.path.parent, os.O_RDONLY)
+        except OSError as error:
+            raise self._unwritable(error) from error
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield
+        except BlockingIOError as error:
+            raise FileError(
+                f"{self.path.parent} is in use by another run. Wait for it, or give another --out."
+            ) from error
+        finally:
+            os.close(folder)
 
     def append(self, entries: Iterable[_Line]) -> None:
         """Add what belongs to one prompt in one write.

@@ -24,6 +24,9 @@ def open_results(file: ResultsFile, run: RunEntry) -> Results:
         return Results(run)
     results = file.load()
     change = next(changes(results.run, run), None)
+    if change is not None and not results.results:  # a start that failed before anything was measured
+        file.create(run)
+        return Results(run)
     if change is not None:
         raise UsageError(
             f"{file.path.parent} holds a run that differs: {change}. Go on with it as it was, or start another with "

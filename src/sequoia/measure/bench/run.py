@@ -14,7 +14,7 @@ from sequoia.engine import Engine
 from sequoia.errors import SequoiaError, UsageError
 from sequoia.measure.bench.checker import Checker
 from sequoia.measure.bench.clock import PassClock
-from sequoia.measure.bench.job import Job, rotated
+from sequoia.measure.bench.job import Job, turned
 from sequoia.measure.bench.machine import machine
 from sequoia.measure.bench.method import Method
 from sequoia.measure.bench.methods import build_methods
@@ -23,7 +23,6 @@ from sequoia.measure.bench.request import Request, drawn, long_lived, run_reques
 from sequoia.measure.bench.resume import open_results
 from sequoia.measure.prompts import PromptRecord
 from sequoia.model.causal_lm import CausalLM
-from sequoia.model.placement import DTYPES
 from sequoia.params import SamplingParams
 from sequoia.speculate.session import Round
 from sequoia.text import encode_prompt
@@ -67,15 +66,16 @@ def run_bench(
     require_integer("prompt_tokens", prompt_tokens, least=1)
     _require_two_models(engine)
     token_ids = _encoded(engine, prompts, prompt_tokens, job.max_tokens)
-    with PassClock(engine.target_model) as clock, long_lived():
+    with PassClock(engine.target) as clock, long_lived():
         methods = build_methods(job.methods, engine, clock)
         settings = _settings(engine, job, token_ids, prompt_tokens, sources)
         file = ResultsFile(folder)
         entries = tuple(method.entry for method in methods)
         run = RunEntry(settings, machine(engine.target.device), entries, job.settings, tuple(token_ids))
-        results = open_results(file, run)
-        comparison = _Comparison(engine, methods, job, clock, file, results, token_ids)
-        comparison.run(prompts, notice, progress)
+        with file.locked():
+            results = open_results(file, run)
+            comparison = _Comparison(engine, methods, job, clock, file, results, token_ids)
+            comparison.run(prompts, notice, progress)
     return results
 
 
@@ -139,7 +139,7 @@ class _Comparison:
         new: list[Result] = []
         rounds: list[RoundEntry] = []
         for turn, request in enumerate(requests):
-            for method in rotated(self._methods, index + turn):
+            for method in turned(self._methods, index * len(requests) + turn, self._job.seed):
                 if (method.name, request.setting, request.prompt, request.repeat) in known:
                     continue
                 result, round_ = run_request(method, request, self._clock, self._eos_ids)
@@ -216,7 +216,7 @@ def _settings(
     return {
         "target": loaded.name,
         "draft": _draft_name(engine),
-        "dtype": next(name for name, dtype in DTYPES.items() if dtype == loaded.dtype),
+        "dtype": loaded.weights,
         "device": str(engine.target.device),
         "max_tokens": job.max_tokens,
         "prompt_tokens": prompt_tokens,
