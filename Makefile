@@ -1,6 +1,6 @@
 # `make demo` and `make test` are all the set-up there is; PYTHON=python3.12 chooses another interpreter.
 PYTHON ?= python3
-BENCHMARKS := planner rounds equality
+BENCHMARKS := planner.py rounds.py equality.py "passes.py --quick"
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
@@ -29,7 +29,7 @@ check: $(READY)
 	$(BIN)/python -m pytest tests/test_imports.py
 
 bench: $(READY)
-	set -e; for name in $(BENCHMARKS); do echo "== $$name"; $(BIN)/python benchmarks/$$name.py; done
+	set -e; for command in $(BENCHMARKS); do echo "== $$command"; $(BIN)/python benchmarks/$$command; done
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -52,9 +52,9 @@ class Stopwatch:
         return logits
 
 
-def truncated(loaded: LoadedModel, layers: int) -> LoadedModel:
-    """The same weights with the first `layers` layers only."""
-    model = copy.deepcopy(loaded.model)
+def truncated(engine: Engine, layers: int) -> LoadedModel:
+    """The target's weights with the first `layers` layers only."""
+    loaded, model = engine.target.loaded, copy.deepcopy(engine.target_model)
     model.model.layers = model.model.layers[:layers]
     model.config.num_hidden_layers = layers
     return LoadedModel(model, loaded.tokenizer, f"{loaded.name}, first {layers} layers")
@@ -77,7 +77,7 @@ def rounds(
 
 def overhead_table(engine: Engine, prompts: list[list[int]], tokens: int) -> Table:
     target = Stopwatch(engine.target)
-    small = Stopwatch(CausalLM(truncated(engine.target.loaded, DRAFT_LAYERS)), target.seconds)
+    small = Stopwatch(CausalLM(truncated(engine, DRAFT_LAYERS)), target.seconds)
     drafts: dict[str, Draft] = {"n-gram": engine.draft, f"{DRAFT_LAYERS} layers": ModelDraft(small, small.vocab_size)}
     table = Table("draft", "temperature", "ms/round", "outside forwards, ms", "share", title="overhead")
     for name, draft in drafts.items():

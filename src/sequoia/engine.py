@@ -11,12 +11,13 @@ from typing import Any, Protocol
 
 import torch
 
-from sequoia.draft.model_draft import ModelDraft
+from sequoia.draft.model_draft import ModelDraft, draft_numbers
 from sequoia.draft.ngram_draft import NgramDraft
 from sequoia.errors import UsageError
 from sequoia.model.causal_lm import CausalLM
-from sequoia.model.loading import LoadedModel, load_model, shared_token_count
-from sequoia.model.probe import probe
+from sequoia.model.loading import load_model, shared_token_count
+from sequoia.model.placement import Numbers
+from sequoia.model.probe import proved
 from sequoia.params import SamplingParams
 from sequoia.speculate.growth import require_fit
 from sequoia.speculate.session import FinishReason, Proposer, Session, TokenLogprobs
@@ -91,8 +92,8 @@ class Engine:
 
     @property
     def target_model(self) -> Any:
-        """The target's transformers model."""
-        return self.target.loaded.model
+        """The target as a transformers model; loaded once more where the engine took its own apart."""
+        return self.target.whole_model
 
     def with_tree(
         self,
@@ -177,6 +178,7 @@ def load(
     dtype: str | torch.dtype = "auto",
     device: str | torch.device = "auto",
     *,
+    draft_dtype: str | torch.dtype = "auto",
     profile: AcceptanceProfile | str | Path | None = None,
     notice: Callable[[str], None] | None = None,
 ) -> Engine:
@@ -190,8 +192,13 @@ def load(
         tree: a `TreeShape`, a `DynamicTree`, a shape file, or a form of `TREE_FORMS`.
         verifier: "sequoia", "specinfer", "spectr" or "sampler_match"; "auto" is "sequoia", or "sampler_match" for a
             dynamic tree, whose children no other verifies.
-        dtype: "auto", "bf16", "fp16", "fp32" or a torch dtype.
+        dtype: "auto", "bf16", "fp16", "fp32" or a torch dtype; or "int8", on CPUs: linear layers in 8-bit integers,
+            each row of activations quantised as it comes. The target is then the quantised model, and the output is
+            lossless with respect to that.
         device: "auto", "cpu", "cuda" or a torch device.
+        draft_dtype: the same for a draft that is a model, which can change the speed only and never the output's
+            distribution; "auto" is int8 where this CPU has exact kernels for it, else the target's. A draft given as
+            an object is never quantised.
         profile: acceptance rates that `optimal:` trees are planned for; by default rates shipped for the kind of draft.
         notice: called with a line of text before something slow.
 
@@ -204,8 +211,10 @@ def load(
     resolved = _tree(tree, profile, draft)
     chosen = _verifier(verifier, resolved)
     loaded = load_model(target, dtype=dtype, device=device, notice=notice)
-    model = _checked(loaded)
-    return Engine(model, _draft(draft, model, dtype, notice), resolved, chosen)
+    model = proved(loaded)
+    return Engine(
+        model, _draft(draft, model, draft_numbers(draft, draft_dtype, dtype, model.device), notice), resolved, chosen
+    )
 
 
 def _verifier(name: str, tree: Tree) -> Verifier:
@@ -231,20 +240,19 @@ def _tree(tree: str | Path | Tree, profile: AcceptanceProfile | str | Path | Non
     return parse_tree(tree, planned_for)
 
 
-def _checked(loaded: LoadedModel) -> CausalLM:
-    model = CausalLM(loaded)
-    probe(model)
-    return model
-
-
-def _draft(draft: Any, target: CausalLM, dtype: str | torch.dtype, notice: Callable[[str], None] | None) -> Draft:
+def _draft(
+    draft: Any,
+    target: CausalLM,
+    dtype: str | torch.dtype | Numbers,
+    notice: Callable[[str], None] | None,
+) -> Draft:
     if isinstance(draft, str) and draft == "ngram":
         return NgramDraft(target.loaded.token_count)
     if hasattr(draft, "start"):
         own: Draft = draft
         return own
     loaded = load_model(draft, dtype=dtype, device=target.device, notice=notice)
-    return ModelDraft(_checked(loaded), shared_token_count(target.loaded, loaded))
+    return ModelDraft(proved(loaded), shared_token_count(target.loaded, loaded))
 
 
 def _chunks(session: Session, stats: Stats, text: _TextOut) -> Iterator[Chunk]:

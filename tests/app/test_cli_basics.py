@@ -141,6 +141,8 @@ engine = sys.modules["sequoia.engine"] = types.ModuleType("sequoia.engine")
 def load(*arguments, notice, **options):
     {body}
 engine.load = load
+threads = sys.modules["sequoia.model.threads"] = types.ModuleType("sequoia.model.threads")
+threads.set_threads = lambda count: None
 from sequoia.app.cli import main
 sys.exit(main())
 """

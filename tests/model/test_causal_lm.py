@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 from sequoia.errors import ModelError
@@ -24,13 +25,13 @@ _SIZES = {
 }
 
 
-def _model(model: Any) -> CausalLM:
+def _model(model: Any, lean: bool = True) -> CausalLM:
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for weight in model.parameters():
             if weight.dim() > 1:
                 weight.copy_(0.3 * torch.randn(weight.shape, generator=generator))
-    return CausalLM(load_model(model, device="cpu"))
+    return CausalLM(load_model(model, device="cpu"), lean)
 
 
 @pytest.fixture(scope="module")
@@ -38,14 +39,20 @@ def llama() -> CausalLM:
     return _model(LlamaForCausalLM(LlamaConfig(**_SIZES)))
 
 
-@pytest.fixture(scope="module", params=["llama", "mistral", "gpt2"])
+@pytest.fixture(
+    scope="module", params=[(kind, lean) for kind in ("llama", "mistral", "gpt2") for lean in (True, False)]
+)
 def model(request: pytest.FixtureRequest) -> CausalLM:
+    """In the lean decoder, and in transformers' modules."""
     kinds = {
         "llama": lambda: LlamaForCausalLM(LlamaConfig(**_SIZES)),
         "mistral": lambda: MistralForCausalLM(MistralConfig(**_SIZES, sliding_window=6)),
         "gpt2": lambda: GPT2LMHeadModel(GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=4, n_positions=64)),
     }
-    return _model(kinds[request.param]())
+    kind, lean = request.param
+    model = _model(kinds[kind](), lean)
+    assert model.is_lean == lean
+    return model
 
 
 def _ids(count: int) -> torch.Tensor:
@@ -98,18 +105,23 @@ def test_truncating_takes_a_forward_back(model: CausalLM) -> None:
     torch.testing.assert_close(found, _linear(model, ids)[8:], rtol=1e-4, atol=1e-4)
 
 
-def test_a_forward_that_fails_half_way_leaves_the_cache_usable(model: CausalLM) -> None:
+def test_a_forward_that_fails_half_way_leaves_the_cache_usable(
+    model: CausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ids, cache = _ids(12), model.new_cache()
     model.forward(ids[:8], cache)
-    *_, last = [module for module in model.loaded.model.modules() if "Attention" in type(module).__name__]
+    attention, calls = functional.scaled_dot_product_attention, []
 
-    def fail(*args: Any) -> None:
-        raise KeyboardInterrupt
+    def fails_in_the_second_layer(*args: Any, **kwargs: Any) -> torch.Tensor:
+        calls.append(args)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return attention(*args, **kwargs)
 
-    hook = last.register_forward_hook(fail)
-    with pytest.raises(KeyboardInterrupt):
-        model.forward(ids[:4], cache)
-    hook.remove()
+    with monkeypatch.context() as patch:
+        patch.setattr(functional, "scaled_dot_product_attention", fails_in_the_second_layer)
+        with pytest.raises(KeyboardInterrupt):
+            model.forward(ids[:4], cache)
     assert cache.length == 8
     torch.testing.assert_close(model.forward(ids[8:], cache), _linear(model, ids)[8:], rtol=1e-4, atol=1e-4)
 

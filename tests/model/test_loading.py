@@ -91,7 +91,7 @@ def test_auto_dtype_follows_the_processor(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"dtype": "int8"}, "dtype must be one of auto, bf16"),
+        ({"dtype": "int4"}, "dtype must be one of auto, int8, bf16"),
         ({"dtype": torch.int64}, "'torch.int64'"),
         ({"device": "gpu"}, "device must be one of auto, cpu"),
         ({"device": "cuda:99"}, "not 'cuda:99'"),
@@ -116,6 +116,18 @@ def test_objects_are_used_as_they_are() -> None:
     assert (loaded.token_count, loaded.name) == (24, "LlamaForCausalLM")
     pair = load_model((model, tokenizer), dtype="bf16")
     assert (pair.tokenizer, pair.dtype, pair.token_count) == (tokenizer, torch.bfloat16, 20)
+
+
+def test_only_what_was_loaded_here_can_be_loaded_again(folder: Path) -> None:
+    first = load_model(folder, dtype="bf16")
+    assert first.load_again is not None
+    second = first.load_again()
+    assert second.model is not first.model
+    assert (second.dtype, second.device, second.name) == (first.dtype, first.device, first.name)
+    for one, other in zip(first.model.parameters(), second.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+    assert load_model(first.model).load_again is None
+    assert load_model((first.model, first.tokenizer)).load_again is None
 
 
 def test_a_folder_without_tokenizer_still_loads(tmp_path: Path) -> None:
@@ -245,12 +257,13 @@ def test_the_network_is_asked_only_for_what_is_not_here(
     monkeypatch: pytest.MonkeyPatch, cached: Any, reach: bool, expected: list[bool]
 ) -> None:
     attempts: list[bool] = []
+    model: Any = SimpleNamespace()
 
-    def load(*_: Any, local_files_only: bool, **__: Any) -> str:
+    def load(*_: Any, local_files_only: bool, **__: Any) -> LoadedModel:
         attempts.append(local_files_only)
         if local_files_only and cached == "half":
             raise FileError("a shard is missing")
-        return "loaded"
+        return LoadedModel(model, None, "name")
 
     monkeypatch.setattr(loading, "_is_cached", lambda name: bool(cached))
     monkeypatch.setattr(loading, "_hub_in_reach", lambda: reach)
@@ -259,7 +272,7 @@ def test_the_network_is_asked_only_for_what_is_not_here(
         with pytest.raises(FileError):
             load_model("org/name")
     else:
-        assert load_model("org/name") == "loaded"
+        assert load_model("org/name").model is model
     assert attempts == expected
 
 

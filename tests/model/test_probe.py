@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,12 +21,14 @@ from transformers import (
     OPTForCausalLM,
 )
 
+import sequoia.model.probe
 from sequoia.errors import ModelError
 from sequoia.model.causal_lm import CausalLM
 from sequoia.model.kv_cache import KVCache
 from sequoia.model.language_model import Block
-from sequoia.model.loading import load_model
-from sequoia.model.probe import probe
+from sequoia.model.lean.cache import LeanCache
+from sequoia.model.loading import LoadedModel, load_model
+from sequoia.model.probe import probe, proved
 
 _LLAMA = {
     "vocab_size": 64,
@@ -59,13 +63,17 @@ def _opt(context: int) -> Any:
 _MODELS = {"llama": _llama, "mistral": _mistral, "gpt2": _gpt2}
 
 
-def _wrapped(model: Any, kind: type[CausalLM] = CausalLM, dtype: str = "fp32") -> CausalLM:
+def _wrapped(model: Any, kind: type[CausalLM] = CausalLM, dtype: str = "fp32", lean: bool = True) -> CausalLM:
+    _randomise(model)
+    return kind(load_model(model, dtype=dtype, device="cpu"), lean)
+
+
+def _randomise(model: Any) -> None:
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for weight in model.parameters():
             if weight.dim() > 1:
                 weight.copy_(0.3 * torch.randn(weight.shape, generator=generator))
-    return kind(load_model(model, dtype=dtype, device="cpu"))
 
 
 class _PositionByIndex(CausalLM):
@@ -96,60 +104,65 @@ class _AncestorsHidden(CausalLM):
         return super().forward(tokens, cache, block, last)
 
 
-class _FirstSlotsKept(KVCache):
+class _OtherCache(CausalLM):
+    """A model whose caches keep a path in another way."""
+
+    def keep(self, cache: Any, start: int, slots: Sequence[int]) -> None:
+        raise NotImplementedError
+
+    def new_cache(self) -> KVCache | LeanCache:
+        cache: Any = super().new_cache()
+        self.right_keep = cache.keep
+        cache.keep = partial(self.keep, cache)
+        return cache  # type: ignore[no-any-return]
+
+
+class _KeepsFirstSlots(_OtherCache):
     """Fault 13, 14: the cache is rewound by a count; the path's rows stay where they were."""
 
-    def keep(self, start: int, slots: Sequence[int]) -> None:
-        self.truncate(start + len(slots))
+    def keep(self, cache: Any, start: int, slots: Sequence[int]) -> None:
+        cache.truncate(start + len(slots))
 
 
-class _NextSlotsKept(KVCache):
-    def keep(self, start: int, slots: Sequence[int]) -> None:
-        super().keep(start, [min(slot + 1, self.length - 1) for slot in slots])
+class _KeepsNextSlots(_OtherCache):
+    def keep(self, cache: Any, start: int, slots: Sequence[int]) -> None:
+        self.right_keep(start, [min(slot + 1, cache.length - 1) for slot in slots])
 
 
-class _OneTooMany(KVCache):
-    def keep(self, start: int, slots: Sequence[int]) -> None:
-        super().keep(start, slots)
-        self.append(1)
-
-
-class _KeepsFirstSlots(CausalLM):
-    def new_cache(self) -> KVCache:
-        return _FirstSlotsKept()
-
-
-class _KeepsNextSlots(CausalLM):
-    def new_cache(self) -> KVCache:
-        return _NextSlotsKept()
-
-
-class _KeepsOneTooMany(CausalLM):
-    def new_cache(self) -> KVCache:
-        return _OneTooMany()
+class _KeepsOneTooMany(_OtherCache):
+    def keep(self, cache: Any, start: int, slots: Sequence[int]) -> None:
+        self.right_keep(start, slots)
+        cache.append(1)
 
 
 _BROKEN = [_PositionByIndex, _SiblingsVisible, _AncestorsHidden, _KeepsFirstSlots, _KeepsNextSlots, _KeepsOneTooMany]
 
 
+_each_decoder = pytest.mark.parametrize("lean", [pytest.param(True, id="lean"), pytest.param(False, id="modules")])
+
+
+@_each_decoder
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("name", _MODELS)
-def test_sound_models_pass(name: str, dtype: str) -> None:
-    probe(_wrapped(_MODELS[name](), dtype=dtype))
+def test_sound_models_pass(name: str, dtype: str, lean: bool) -> None:
+    model = _wrapped(_MODELS[name](), dtype=dtype, lean=lean)
+    assert model.is_lean == lean
+    probe(model)
 
 
+@_each_decoder
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("name", _MODELS)
 @pytest.mark.parametrize("broken", _BROKEN)
-def test_broken_models_are_caught(name: str, broken: type[CausalLM], dtype: str) -> None:
+def test_broken_models_are_caught(name: str, broken: type[CausalLM], dtype: str, lean: bool) -> None:
     with pytest.raises(ModelError, match="other logits in a token tree"):
-        probe(_wrapped(_MODELS[name](), broken, dtype))
+        probe(_wrapped(_MODELS[name](), broken, dtype, lean))
 
 
 class _NoWindow(CausalLM):
     @property
     def window(self) -> int | None:
-        return None
+        return 1 << 20
 
 
 class _WiderWindow(CausalLM):
@@ -158,18 +171,20 @@ class _WiderWindow(CausalLM):
         return (super().window or 0) + 1
 
 
+@_each_decoder
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("broken", [_NoWindow, _WiderWindow])
 @pytest.mark.parametrize("window", [2, 8])
-def test_a_wrong_window_is_caught(window: int, broken: type[CausalLM], dtype: str) -> None:
+def test_a_wrong_window_is_caught(window: int, broken: type[CausalLM], dtype: str, lean: bool) -> None:
     with pytest.raises(ModelError, match="other logits in a token tree"):
-        probe(_wrapped(_mistral(window), broken, dtype))
+        probe(_wrapped(_mistral(window), broken, dtype, lean))
 
 
+@_each_decoder
 @pytest.mark.parametrize("window", [1, 2, 8, 4096])
-def test_every_window_is_crossed_and_left_as_it_was(window: int) -> None:
+def test_every_window_is_crossed_and_left_as_it_was(window: int, lean: bool) -> None:
     """Fault 22: a window wider than any probe's text is proved too."""
-    model = _wrapped(_mistral(window))
+    model = _wrapped(_mistral(window), lean=lean)
     probe(model)
     assert model.window == window
     assert model.loaded.model.config.sliding_window == window
@@ -217,3 +232,66 @@ class _NaN(CausalLM):
 def test_logits_that_are_no_numbers_are_refused(dtype: str) -> None:
     with pytest.raises(ModelError):
         probe(_wrapped(_llama(), _NaN, dtype))
+
+
+# --- proved ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("broken", _BROKEN)
+def test_what_is_wrong_in_both_decoders_is_refused(broken: type[CausalLM], monkeypatch: pytest.MonkeyPatch) -> None:
+    model, tried = _llama(), list[bool]()
+    _randomise(model)
+
+    def tries(loaded: LoadedModel, lean: bool = True) -> CausalLM:
+        tried.append(lean)
+        return broken(loaded, lean)
+
+    monkeypatch.setattr(sequoia.model.probe, "CausalLM", tries)
+    with pytest.raises(ModelError, match="other logits in a token tree"):
+        proved(load_model(model, device="cpu"))
+    assert tried == [True, False]
+
+
+@pytest.mark.parametrize("broken", _BROKEN)
+@pytest.mark.parametrize("name", _MODELS)
+def test_what_is_wrong_in_the_lean_decoder_only_runs_in_modules(
+    name: str, broken: type[CausalLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = _MODELS[name]()
+    _randomise(model)
+
+    def breaks(loaded: LoadedModel, lean: bool = True) -> CausalLM:
+        return (broken if lean else CausalLM)(loaded, lean)
+
+    monkeypatch.setattr(sequoia.model.probe, "CausalLM", breaks)
+    found = proved(load_model(model, device="cpu"))
+    assert (type(found), found.is_lean) == (CausalLM, False)
+    probe(found)
+
+
+def test_a_model_of_no_known_family_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, tried = _opt(64), list[bool]()
+    _randomise(model)
+
+    def tries(loaded: LoadedModel, lean: bool = True) -> CausalLM:
+        tried.append(lean)
+        return _KeepsNextSlots(loaded, lean)
+
+    monkeypatch.setattr(sequoia.model.probe, "CausalLM", tries)
+    with pytest.raises(ModelError, match="other logits in a token tree"):
+        proved(load_model(model, device="cpu"))
+    assert tried == [True]
+
+
+def test_a_refused_model_is_left_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even one that was loaded here, and would have been taken apart."""
+    model = _llama()
+    _randomise(model)
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    loaded = load_model(model, device="cpu")
+    monkeypatch.setattr(sequoia.model.probe, "CausalLM", _SiblingsVisible)
+    with pytest.raises(ModelError):
+        proved(replace(loaded, load_again=lambda: loaded))
+    after = model.state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(weight, after[name]) for name, weight in before.items())

@@ -20,6 +20,7 @@ from sequoia.measure.toy import ToyModel
 from sequoia.model.causal_lm import CausalLM
 from sequoia.model.kv_cache import KVCache
 from sequoia.model.language_model import Block, LanguageModel
+from sequoia.model.lean.cache import LeanCache
 from sequoia.model.loading import load_model
 from sequoia.params import SamplingParams
 from sequoia.speculate.growth import Frontier, Growth
@@ -293,8 +294,8 @@ def _random(model: Any, seed: int) -> Any:
     return model
 
 
-def _wrapped(model: Any) -> CausalLM:
-    return CausalLM(load_model(model, device="cpu"))
+def _wrapped(model: Any, lean: bool = True) -> CausalLM:
+    return CausalLM(load_model(model, device="cpu"), lean)
 
 
 @pytest.fixture(scope="module")
@@ -367,19 +368,23 @@ def test_17_caches_hold_the_text_and_nothing_else(shape: str, temperature: float
 
 
 @torch.inference_mode()
-def _contents(cache: KVCache) -> list[Tensor]:
+def _contents(cache: KVCache | LeanCache) -> list[Tensor]:
     """Keys and values of both layers, as the next forward would see them."""
+    if isinstance(cache, LeanCache):
+        keys, values, *_ = cache.rows(0)
+        return [*keys, *values]
     row = torch.zeros(1, 2, 1, 8)
     return [part[:, :, :-1].clone() for layer in range(2) for part in cache.update(row, row, layer)]
 
 
-def test_17_keys_and_values_equal_recomputed_ones(llama: CausalLM) -> None:
-    other = _llama()
+@pytest.mark.parametrize("lean", [True, False])
+def test_17_keys_and_values_equal_recomputed_ones(lean: bool) -> None:
+    llama, other = _wrapped(_llama(), lean), _llama()
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for weight in other.parameters():
             weight += 0.05 * torch.randn(weight.shape, generator=generator)
-    proposer = ModelDraft(_wrapped(other), llama.vocab_size).start()
+    proposer = ModelDraft(_wrapped(other, lean), llama.vocab_size).start()
     session = _session(TreeShape.beam(4, 4), llama, proposer, max_tokens=40, seed=2, temperature=0.7)
     accepted = 0
     while session.finish_reason is None:
@@ -387,7 +392,10 @@ def test_17_keys_and_values_equal_recomputed_ones(llama: CausalLM) -> None:
         for model, cache in ((llama, session.cache), (proposer._model, proposer.cache)):
             fresh = model.new_cache()
             model.forward(torch.tensor(session.tokens[: cache.length]), fresh)
-            for found, expected in zip(_contents(cache), _contents(fresh), strict=True):  # type: ignore[arg-type]
+            pairs = list(zip(_contents(cache), _contents(fresh), strict=True))  # type: ignore[arg-type]
+            assert len(pairs) == 4
+            for found, expected in pairs:
+                assert found.shape == (1, 2, cache.length, 8)
                 torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     assert accepted > 5
 

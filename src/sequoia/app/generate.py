@@ -32,7 +32,9 @@ def generate(
     target: options.Target = None,
     draft: options.Draft = "ngram",
     dtype: options.Dtype = "auto",
+    draft_dtype: options.DraftDtype = "auto",
     device: options.Device = "auto",
+    threads: options.Threads = None,
     tree: options.Tree = "optimal:16x4",
     profile: options.Profile = None,
     verifier: options.Verifier = "auto",
@@ -74,8 +76,10 @@ def generate(
     text = _prompt_text(prompt, raw)
     with waiting("loading the model") as tell:
         from sequoia.engine import load
+        from sequoia.model.threads import set_threads
 
-        engine = load(target, draft, planned, verifier, dtype, device, notice=tell)
+        set_threads(threads)
+        engine = load(target, draft, planned, verifier, dtype, device, draft_dtype=draft_dtype, notice=tell)
     token_ids = _encoded(engine, text, system, raw)
     chunks = engine.stream(token_ids, params)  # refuses what cannot be generated before anything is said
     _tell_idle(params, tree, draft, verifier)

@@ -42,10 +42,31 @@ Draft = Annotated[
         rich_help_panel=_MODELS,
     ),
 ]
+_DTYPES = "auto, int8 (on CPUs), bf16, fp16 or fp32"
 Dtype = Annotated[
-    str, typer.Option(help="Number format: auto, bf16, fp16 or fp32.", metavar="NAME", rich_help_panel=_MODELS)
+    str,
+    typer.Option(
+        "--dtype",
+        "--weights",
+        help=f"Number format of the target: {_DTYPES}. With int8 the target is the quantised model.",
+        metavar="NAME",
+        rich_help_panel=_MODELS,
+    ),
+]
+DraftDtype = Annotated[
+    str,
+    typer.Option(
+        help=f"Of a draft that is a model: {_DTYPES}. No choice changes what is said.",
+        show_default="int8 where fast",
+        metavar="NAME",
+        rich_help_panel=_MODELS,
+    ),
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.", metavar="NAME", rich_help_panel=_MODELS)]
+Threads = Annotated[
+    int | None,
+    typer.Option(min=1, help="Of the CPU.", show_default="one for each core", rich_help_panel=_MODELS),
+]
 
 Tree = Annotated[str, typer.Option(help=f"{TREE_FORMS}.", metavar="TREE", rich_help_panel=TREE_PANEL)]
 Profile = Annotated[
@@ -156,10 +177,6 @@ Quick = Annotated[
 ]
 BenchSeed = Annotated[
     int, typer.Option("--seed", help="Of the noise and of the prompts' order.", rich_help_panel=_COMPARISON)
-]
-Threads = Annotated[
-    int | None,
-    typer.Option(min=1, max=1024, help="Of the CPU.", show_default="as many as torch takes", rich_help_panel=_MODELS),
 ]
 Temperatures = Annotated[
     str, typer.Option("--temperature", help="One or more.", metavar="LIST", rich_help_panel=_SAMPLING)

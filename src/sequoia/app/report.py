@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from sequoia.speculate.stats import Stats
     from sequoia.tree.dynamic import Tree
 
-_DTYPES = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp32"}
 _GAP = " " * 6
 _COLUMNS_WITHOUT_RANKS = 26  # of the acceptance table
 _RANK_COLUMNS = 10
@@ -45,7 +44,8 @@ class Answer:
 def heading(engine: Engine) -> str:
     """What runs: target, draft and tree, on one line where there is room for it."""
     parts = [f"target {engine.target.loaded.name} · {_dtype(engine)} · {_device(engine)}"]
-    parts.append(f"draft {_draft_name(engine)}")
+    draft_dtype = _draft_dtype(engine)
+    parts.append(f"draft {_draft_name(engine)}" + (f" · {draft_dtype}" if draft_dtype else ""))
     parts.append(_tree(engine.tree))
     if engine.verifier.name != "sequoia" and not _is_dynamic(engine.tree):
         parts.append(f"verifier {engine.verifier.name}")
@@ -77,6 +77,7 @@ def print_json(answer: Answer, engine: Engine, prompt_tokens: int) -> None:
         "target": engine.target.loaded.name,
         "draft": _draft_name(engine),
         "dtype": _dtype(engine),
+        "draft_dtype": _draft_dtype(engine),
         "device": str(engine.target.device),
         "verifier": engine.verifier.name,
         "tree": _tree_record(engine.tree),
@@ -183,8 +184,13 @@ def _is_dynamic(tree: Tree) -> bool:
 
 
 def _dtype(engine: Engine) -> str:
-    name = str(engine.target.loaded.dtype)
-    return _DTYPES.get(name, name.removeprefix("torch."))
+    return engine.target.loaded.weights
+
+
+def _draft_dtype(engine: Engine) -> str | None:
+    """None where the draft is no model loaded here."""
+    loaded = getattr(getattr(engine.draft, "model", None), "loaded", None)
+    return getattr(loaded, "weights", None)
 
 
 def _device(engine: Engine) -> str:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from os import PathLike
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from sequoia.errors import UsageError
 from sequoia.model.language_model import LanguageModel, read_ahead
+from sequoia.model.lean.int8 import has_kernels
+from sequoia.model.placement import INT8, Numbers
 from sequoia.speculate.growth import Frontier, Growth
 from sequoia.speculate.token_tree import TokenTree
 
@@ -65,3 +70,28 @@ class ModelProposer:
         """[1, vocab] logits at the last of `tokens`."""
         self.cache.truncate(min(self.cache.length, self._root))  # a round that was interrupted leaves its guesses
         return self._model.forward(read_ahead(self._model, tokens, self.cache), self.cache, last=1)
+
+
+def draft_numbers(
+    draft: Any, asked: str | torch.dtype, target: str | torch.dtype, device: torch.device
+) -> str | torch.dtype | Numbers:
+    """The number formats of a draft: those asked for, or the fastest, since no draft changes what the target says.
+
+    Args:
+        draft, asked, target: `draft`, `draft_dtype` and `dtype` as `sequoia.load` takes them.
+
+    Raises:
+        UsageError: int8 is asked for what cannot be quantised here.
+    """
+    is_loaded_here = isinstance(draft, (str, PathLike)) and draft != "ngram"
+    if asked in (INT8, torch.int8) and not is_loaded_here:
+        what = "no model" if isinstance(draft, str) else "an object, which is left whole"
+        raise UsageError(
+            f"draft_dtype is int8, which only a draft given by name or path can have, and this one is {what}. Leave "
+            'draft_dtype "auto".'
+        )
+    if asked != "auto":
+        return asked
+    if is_loaded_here:
+        return INT8 if device.type == "cpu" and has_kernels() else target
+    return "auto" if target in (INT8, torch.int8) else target

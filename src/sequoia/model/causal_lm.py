@@ -1,9 +1,15 @@
-"""Any decoder-only transformers model behind one forward: tokens, positions, tree mask, cache → logits."""
+"""Any decoder-only transformers model behind one forward: tokens, positions, tree mask, cache → logits.
+
+Models of families whose parts are known (`lean.recipes`) run in a leaner decoder of our own; all others in
+transformers' modules.
+"""
 
 from __future__ import annotations
 
 import inspect
 import math
+from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -12,6 +18,10 @@ from torch import Tensor
 from sequoia.errors import ModelError
 from sequoia.model.kv_cache import KVCache
 from sequoia.model.language_model import Block
+from sequoia.model.lean.cache import LeanCache
+from sequoia.model.lean.decoder import LeanDecoder
+from sequoia.model.lean.linear import can_pack, pack_modules, quantise_modules
+from sequoia.model.lean.recipes import recipe_of
 from sequoia.model.loading import LoadedModel
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
@@ -20,11 +30,14 @@ _FULL, _SLIDING = "full_attention", "sliding_attention"
 class CausalLM:
     """A loaded model as a `LanguageModel`.
 
+    Args:
+        lean: run a model of a known family in the lean decoder.
+
     Raises:
         ModelError: the model's cache or masks cannot follow a tree; the message says why.
     """
 
-    def __init__(self, loaded: LoadedModel) -> None:
+    def __init__(self, loaded: LoadedModel, lean: bool = True) -> None:
         self.loaded = loaded
         self.vocab_size = loaded.vocab_size
         self.context_length = _exact_context(loaded)
@@ -36,20 +49,76 @@ class CausalLM:
         self._cache_argument = "cache" if "cache" in arguments else "past_key_values"
         self._can_skip_logits = "logits_to_keep" in arguments
         self.takes_positions = "position_ids" in arguments
+        recipe = recipe_of(loaded.model) if lean else None
+        self._decoder = LeanDecoder(recipe, loaded.dtype, loaded.device) if recipe else None
+        self._taken_apart = False
+        self.on_pass: list[Callable[[int], None]] = []
+        """Called after each pass with its number of rows."""
 
     @property
     def window(self) -> int | None:
         """Width of sliding-window attention in tokens, the query's own included; None without any."""
         return self._config.sliding_window if _SLIDING in self._layer_types else None
 
-    def new_cache(self) -> KVCache:
-        return KVCache()
+    @property
+    def is_lean(self) -> bool:
+        """Whether the lean decoder runs, and not transformers' modules."""
+        return self._decoder is not None
+
+    def settle(self) -> None:
+        """Bring the weights into the form that passes run fastest on, once it is known that the model is right.
+
+        A model loaded here is taken apart for it: its modules do not run any more. One that was given as an object is
+        left whole.
+        """
+        release = self.loaded.load_again is not None
+        packed = can_pack(self.loaded.dtype, self.device) and release
+        self._taken_apart = release and (self.is_lean or packed or self.loaded.int8)
+        if self.loaded.int8:
+            self._quantise(release)
+            return
+        if self._decoder is not None:
+            self._decoder.settle(packed, release)
+        elif packed:
+            pack_modules(self.loaded.model)
+
+    def _quantise(self, release: bool) -> None:
+        if self._decoder is not None:
+            self._decoder.quantise(release)
+        else:
+            quantise_modules(self.loaded.model)
+
+    @property
+    def whole_model(self) -> Any:
+        """The transformers model in working order: a second copy where `settle` took the first one apart."""
+        return self._second_copy if self._taken_apart else self.loaded.model
+
+    @cached_property
+    def _second_copy(self) -> Any:
+        again = self.loaded.load_again
+        return self.loaded.model if again is None else again().model
+
+    def new_cache(self) -> KVCache | LeanCache:
+        return KVCache() if self._decoder is None else self._decoder.new_cache()
 
     @torch.inference_mode()
-    def forward(self, tokens: Tensor, cache: KVCache, block: Block | None = None, last: int | None = None) -> Tensor:
+    def forward(self, tokens: Tensor, cache: Any, block: Block | None = None, last: int | None = None) -> Tensor:
         """See `LanguageModel.forward`."""
+        block = block or Block.linear(cache.length, len(tokens), self.device)
+        masks = self._masks(cache.length, len(tokens), block)
+        if self._decoder is None:
+            logits = self._modules_pass(tokens, cache, block, masks, last)
+        else:
+            logits = self._decoder.forward(tokens, block.positions[-len(tokens) :], masks, cache, last)
+        for observer in self.on_pass:
+            observer(len(tokens))
+        return logits
+
+    def _modules_pass(
+        self, tokens: Tensor, cache: KVCache, block: Block, masks: Mapping[str, Tensor | None], last: int | None
+    ) -> Tensor:
+        """In transformers' own modules."""
         count = len(tokens)
-        block = block or Block.linear(cache.length, count, self.device)
         arguments: dict[str, Any] = {self._cache_argument: cache}
         if self.takes_positions:
             arguments["position_ids"] = block.positions[None, -count:]
@@ -57,7 +126,7 @@ class CausalLM:
             arguments["logits_to_keep"] = last
         output = self.loaded.model(
             input_ids=tokens[None],
-            attention_mask=self._masks(cache.length, count, block),
+            attention_mask=masks if len(masks) > 1 else next(iter(masks.values())),
             use_cache=True,
             return_dict=True,
             **arguments,
@@ -66,28 +135,26 @@ class CausalLM:
         logits: Tensor = output.logits[0]
         return logits if last is None else logits[-last:]
 
-    def _masks(self, length: int, count: int, block: Block) -> Tensor | dict[str, Tensor] | None:
-        """Additive masks [1, 1, n, slots]: one tensor, or one for each kind of layer where a model mixes them."""
+    def _masks(self, length: int, count: int, block: Block) -> Mapping[str, Tensor | None]:
+        """Additive masks by kind of attention layer, as who runs the pass takes them; None where all is visible."""
         width = block.visible.shape[1]
         if width == 1 and self.window is None:
-            return None  # a single row sees every slot
+            return dict.fromkeys(self._layer_types)
         allowed = torch.ones(count, length + count, dtype=torch.bool, device=self.device)
         allowed[:, length + count - width :] = block.visible
         window = self.window
         if window is None:
-            return self._additive(allowed)
+            return {_FULL: self._additive(allowed)}
         prefix = torch.arange(length + count - width, device=self.device)
         slot_positions = torch.cat([prefix, block.positions])
         within = slot_positions[None] > block.positions[-count:, None] - window
         masks = {_FULL: allowed, _SLIDING: allowed & within}
-        if len(self._layer_types) == 1:
-            return self._additive(masks[self._layer_types[0]])
-        return {kind: self._additive(mask) for kind, mask in masks.items()}
+        return {kind: self._additive(masks[kind]) for kind in self._layer_types}
 
     def _additive(self, allowed: Tensor) -> Tensor:
-        dtype = self.loaded.dtype
-        mask = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device)
-        return mask.masked_fill_(~allowed, torch.finfo(dtype).min)[None, None]
+        dtype, groups = self.loaded.dtype, 1 if self._decoder is None else self._decoder.queries_per_key
+        mask = torch.zeros(1, 1, groups, *allowed.shape, dtype=dtype, device=allowed.device)
+        return mask.masked_fill_(~allowed, torch.finfo(dtype).min).flatten(2, 3)
 
 
 def _layer_types(loaded: LoadedModel) -> tuple[str, ...]:

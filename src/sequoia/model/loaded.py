@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -11,6 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from sequoia.errors import VocabularyError
+from sequoia.model.placement import Numbers
 
 _CONTEXT_FIELDS = (
     "max_position_embeddings",
@@ -33,6 +34,20 @@ class LoadedModel:
     model: PreTrainedModel = field(repr=False)
     tokenizer: Any = field(repr=False)
     name: str
+    load_again: Callable[[], LoadedModel] | None = field(default=None, repr=False, compare=False)
+    """Loads another copy, not quantised; None for a model that was given as an object, which is never taken apart."""
+    numbers: Numbers | None = None
+    """What was asked for, where it was loaded here."""
+
+    @property
+    def int8(self) -> bool:
+        """Whether its linear layers are to be quantised before it speaks."""
+        return self.numbers is not None and self.numbers.int8
+
+    @property
+    def weights(self) -> str:
+        """The weights' number format as `--weights` names it."""
+        return (self.numbers or Numbers(self.dtype)).name
 
     @property
     def dtype(self) -> torch.dtype:

@@ -7,6 +7,8 @@ import json
 import re
 import socket
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,7 +23,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCa
 from sequoia.errors import FileError, ModelError, UsageError
 from sequoia.model.gguf_cache import converted_folder, gguf_name
 from sequoia.model.loaded import LoadedModel, shared_token_count
-from sequoia.model.placement import check_memory, resolve_device, resolve_dtype
+from sequoia.model.placement import Numbers, check_memory, resolve_device, resolve_numbers
 from sequoia.model.quiet import quiet
 
 __all__ = ["DEFAULT_TARGET", "LoadedModel", "load_model", "shared_token_count"]
@@ -49,7 +51,7 @@ _HUB_WEIGHTS = (
 def load_model(
     source: Any = None,
     *,
-    dtype: str | torch.dtype = "auto",
+    dtype: str | torch.dtype | Numbers = "auto",
     device: str | torch.device = "auto",
     notice: Callable[[str], None] | None = None,
 ) -> LoadedModel:
@@ -59,34 +61,42 @@ def load_model(
         source: None for the default target; a folder of a transformers model, a .gguf file or a hub name; a model
             object, or a pair of model and tokenizer objects, used in place: switched to evaluation without gradients
             and, where dtype or device are given, moved.
-        dtype: "auto", a name such as "bf16" or "float32", or a torch.dtype.
+        dtype: "auto", a name such as "bf16" or "float32", or a torch.dtype. "int8" loads the model as "auto" does, and
+            has its linear layers quantised by whoever runs it.
         device: "auto", "cpu", "cuda", "cuda:1", or a torch.device.
         notice: called with a line of text before something that takes more than a second.
 
     Raises:
-        UsageError: dtype, device or source is not one of these.
+        UsageError: dtype, device or source is not one of these, or int8 is asked for a model object.
         FileError: a file or folder is missing or damaged.
         ModelError: the model cannot be found, is no causal language model, or does not fit into memory.
     """
     if isinstance(source, (PreTrainedModel, tuple)):
         return _from_object(source, dtype, device)
     place = resolve_device(device)
-    number = resolve_dtype(dtype, place)
+    numbers = resolve_numbers(dtype, place)
+    number = numbers.dtype
+    if source is not None and (not isinstance(source, (str, Path)) or not str(source)):
+        raise UsageError(f"a model is a path, a hub name or a transformers model object, not {source!r}.")
     with quiet():
-        if source is None:
-            return _from_default(number, place, notice)
-        if not isinstance(source, (str, Path)) or not str(source):
-            raise UsageError(f"a model is a path, a hub name or a transformers model object, not {source!r}.")
-        return _from_name(source, number, place, notice)
+        loaded = _from_default(number, place, notice) if source is None else _from_name(source, number, place, notice)
+    whole = partial(load_model, source, dtype=number, device=place)
+    return replace(loaded, load_again=whole, numbers=numbers)
 
 
-def _from_object(source: Any, dtype: str | torch.dtype, device: str | torch.device) -> LoadedModel:
+def _from_object(source: Any, dtype: str | torch.dtype | Numbers, device: str | torch.device) -> LoadedModel:
     model, tokenizer = source if isinstance(source, tuple) and len(source) == 2 else (source, None)
     if not isinstance(model, PreTrainedModel):
         raise UsageError(f"a model object is a transformers model or a (model, tokenizer) pair, not {source!r}.")
     _require_causal(model.config, type(model).__name__)
     place = model.device if device == "auto" else resolve_device(device)
-    number = model.dtype if dtype == "auto" else resolve_dtype(dtype, place)
+    numbers = Numbers(model.dtype) if dtype == "auto" else resolve_numbers(dtype, place)
+    if numbers.int8:
+        raise UsageError(
+            "int8 weights take a model apart, and one given as an object is left whole. Save it with save_pretrained "
+            'and give the folder, or leave dtype "auto".'
+        )
+    number = numbers.dtype
     with quiet():
         if (place, number) != (model.device, model.dtype):
             _move(model, place, number)

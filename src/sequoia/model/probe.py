@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 from sequoia.errors import ModelError
 from sequoia.model.causal_lm import CausalLM
 from sequoia.model.language_model import Block
+from sequoia.model.loaded import LoadedModel
 
 # A root with two children; the first has two, of which the second goes on. Stored out of level order on purpose.
 _PATHS = ((0,), (0, 1), (0, 1, 2), (0, 1, 3), (0, 1, 3, 4), (0, 5), (0, 5, 6))  # of node i, itself included
@@ -18,7 +19,29 @@ _LEAVES = (_PATHS[2], _PATHS[4], _PATHS[6])
 _PREFIX = 5
 _AFTER = 3  # tokens run after a path was kept: one alone, then the others
 _WINDOW = 3  # sliding windows are narrowed to this for the probe, so that the prefix and the longest path cross them
+# Two 16-bit passes that add up in another order came up to 0.09 apart; a wrong mask, position or slot moves logits by
+# about their whole spread.
+_TOLERANCE_16_BIT = 0.2
 _SMALLEST_CONTEXT = 1 + len(_LEAVES[1]) + _AFTER
+
+
+def proved(loaded: LoadedModel) -> CausalLM:
+    """The model, shown to follow trees exactly and then settled into its fastest form.
+
+    Raises:
+        ModelError: see `probe`.
+    """
+    model = CausalLM(loaded)
+    try:
+        probe(model)
+    except ModelError:
+        if not model.is_lean:
+            raise
+        model = CausalLM(loaded, lean=False)
+        probe(model)
+    model.settle()
+    _check_settled(model)
+    return model
 
 
 @torch.inference_mode()
@@ -28,25 +51,52 @@ def probe(model: CausalLM) -> None:
     Raises:
         ModelError: the logits differ by more than rounding, or the model's forward fails.
     """
-    name, context = model.loaded.name, model.context_length
+    name, context, fine = model.loaded.name, model.context_length, _is_fine(model.loaded)
     if context is not None and context < _SMALLEST_CONTEXT:
         raise ModelError(
             f"{name} has a context of {context} tokens; Sequoia needs {_SMALLEST_CONTEXT}. Choose another model."
         )
     try:
         with _narrow_window(model):
-            error = _typical_error(model)
+            error = _typical_error(model, _linear, fine)
     except Exception as failure:
         reason = " ".join(str(failure).split())[:200] or type(failure).__name__
         raise ModelError(
             f"{name} cannot run with a tree mask and our cache: {_weakness(model)} ({reason}). Choose another model."
         ) from failure
-    tolerance = 1e-4 if model.loaded.dtype == torch.float32 else 0.1
+    tolerance = _tolerance(fine)
     if not error <= tolerance:
         raise ModelError(
             f"{name} gives other logits in a token tree than in a linear run (relative error {error:.2g}, rounding "
             f"explains {tolerance:g}): {_weakness(model)}. Choose another model."
         )
+
+
+@torch.inference_mode()
+def _check_settled(model: CausalLM) -> None:
+    """The same tree again, against the settled model's own linear run: kernels differ from machine to machine.
+
+    Raises:
+        ModelError: the logits differ by more than rounding.
+    """
+    loaded = model.loaded
+    fine = _is_fine(loaded) and not loaded.int8  # a last bit can move an 8-bit number by one
+    with _narrow_window(model):
+        error = _typical_error(model, lambda settled, tokens: settled.forward(tokens, settled.new_cache()), fine)
+    if not error <= _tolerance(fine):
+        raise ModelError(
+            f"{loaded.name} with {loaded.weights} weights gives other logits in a token tree than in a linear run here "
+            f"(relative error {error:.2g}, rounding explains {_tolerance(fine):g}): this torch's kernels do not suit "
+            'this machine. Choose dtype="fp32".'
+        )
+
+
+def _tolerance(fine: bool) -> float:
+    return 1e-4 if fine else _TOLERANCE_16_BIT
+
+
+def _is_fine(loaded: LoadedModel) -> bool:
+    return loaded.dtype == torch.float32
 
 
 def _weakness(model: CausalLM) -> str:
@@ -72,7 +122,7 @@ def _narrow_window(model: CausalLM) -> Iterator[None]:
         config.sliding_window = window
 
 
-def _typical_error(model: CausalLM) -> float:
+def _typical_error(model: CausalLM, linear_run: Callable[[CausalLM, Tensor], Tensor], fine: bool) -> float:
     """The largest error of the tree's nodes and of the steps after it; in 16 bit apart from the worst third of each."""
     context = model.context_length or _PREFIX + _SMALLEST_CONTEXT
     length = min(_PREFIX, 1 + context - _SMALLEST_CONTEXT)
@@ -83,16 +133,16 @@ def _typical_error(model: CausalLM) -> float:
     cache = model.new_cache()
     model.forward(prefix, cache, last=1)
     tree = model.forward(nodes, cache, _block(length, model.device))
-    linear = [_linear(model, torch.cat([prefix, nodes[list(path)]]))[length:] for path in _LEAVES]
+    linear = [linear_run(model, torch.cat([prefix, nodes[list(path)]]))[length:] for path in _LEAVES]
     first = {node: run[depth] for path, run in zip(_LEAVES, linear, strict=True) for depth, node in enumerate(path)}
     in_tree = [_error(tree[node], expected) for node, expected in first.items()]
 
     path = _LEAVES[1]
     cache.keep(length, [length + node for node in path])
     steps = torch.cat([model.forward(after[:1], cache), model.forward(after[1:], cache)])
-    expected_steps = _linear(model, torch.cat([prefix, nodes[list(path)], after]))[-_AFTER:]
+    expected_steps = linear_run(model, torch.cat([prefix, nodes[list(path)], after]))[-_AFTER:]
     later = [_error(found, expected) for found, expected in zip(steps, expected_steps, strict=True)]
-    if model.loaded.dtype == torch.float32:
+    if fine:
         return max(in_tree + later)
     # A router's near tie can send a row elsewhere; a wrong mask, position or slot moves more than a third of them.
     return max(sorted(errors)[-1 - len(errors) // 3] for errors in (in_tree, later))

@@ -1,0 +1,194 @@
+"""Linear layers for few rows: fused, and on a CPU packed as its kernels read them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from sequoia.model.lean.int8 import Int8Weight, quantised
+
+Activation = Callable[[Tensor], Tensor]
+
+_FUSED: dict[str, tuple[str, str]] = {  # activation by transformers' name → oneDNN's attribute and algorithm
+    "silu": ("swish", "none"),
+    "swish": ("swish", "none"),
+    "gelu": ("gelu", "none"),
+    "gelu_new": ("gelu", "tanh"),
+    "gelu_pytorch_tanh": ("gelu", "tanh"),
+    "relu": ("relu", "none"),
+}
+_PLAIN: dict[str, Activation] = {
+    "swish none": functional.silu,
+    "gelu none": functional.gelu,
+    "gelu tanh": lambda rows: functional.gelu(rows, approximate="tanh"),
+    "relu none": functional.relu,
+}
+ACTIVATIONS = frozenset(_FUSED)
+
+_LARGEST_COPY = 0.25  # of all weights
+
+
+class Linear:
+    """rows @ weight.T + bias, with what follows it in the same kernel where there is one.
+
+    Weights start as those of the modules they come from, several of them side by side where their inputs are the same.
+    `settle` or `quantise` turns them into one matrix and forgets the modules' own.
+
+    Args:
+        modules: `nn.Linear`, or transformers' `Conv1D`, whose weight is transposed.
+    """
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        self._modules = tuple(modules)
+        self._weight: Tensor | None = None
+        self._packed: Tensor | None = None
+        self._int8: Int8Weight | None = None
+        has_bias = any(getattr(module, "bias", None) is not None for module in modules)
+        self._bias = torch.cat([_bias(module) for module in modules]) if has_bias else None
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """[rows, in] → [rows, out]"""
+        if self._int8 is not None:
+            return self._int8(quantised(rows))
+        if self._packed is not None:
+            packed: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._packed, self._bias, "none", [], "")
+            return packed
+        return functional.linear(rows, self._whole(), self._bias)
+
+    def activated(self, rows: Tensor, activation: str) -> Tensor:
+        """activation(self(rows))"""
+        attribute, algorithm = _FUSED[activation]
+        if self._packed is None:
+            return _plain(activation)(self(rows))
+        packed: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._packed, self._bias, attribute, [], algorithm)
+        return packed
+
+    def times(self, rows: Tensor, factor: Tensor) -> Tensor:
+        """self(rows) * factor"""
+        return self(rows).mul_(factor) if self._packed is None else self._combined(rows, factor, "mul")
+
+    def plus(self, rows: Tensor, other: Tensor) -> Tensor:
+        """self(rows) + other"""
+        if self._int8 is not None:
+            return self._int8.plus(quantised(rows), other)
+        return self(rows).add_(other) if self._packed is None else self._combined(rows, other, "add")
+
+    def _combined(self, rows: Tensor, other: Tensor, operation: str) -> Tensor:
+        combined: Tensor = torch.ops.mkldnn._linear_pointwise.binary(rows, other, self._packed, self._bias, operation)
+        return combined
+
+    def _whole(self) -> Tensor:
+        """[out, in]"""
+        if self._weight is not None:
+            return self._weight
+        weights = [_weight(module) for module in self._modules]
+        return weights[0] if len(weights) == 1 else torch.cat(weights)
+
+    def settle(self, packed: bool, release: bool) -> None:
+        """One matrix from now on.
+
+        Args:
+            packed: in the layout of the CPU's kernels for few rows; see `can_pack`.
+            release: take the weights from the modules, which cannot run any more.
+        """
+        weight = self._whole()
+        if packed:
+            self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), 1)
+        else:
+            self._weight = weight
+        self._forget(release)
+
+    def quantise(self, release: bool) -> None:
+        """One matrix in 8-bit integers from now on; `release` as for `settle`."""
+        self._int8 = Int8Weight(self._whole(), self._bias)
+        self._forget(release)
+
+    def _forget(self, release: bool) -> None:
+        for module in self._modules if release else ():
+            module.weight = nn.Parameter(_weight(module).new_empty(0), requires_grad=False)
+        self._modules = ()
+
+
+def gated(gate: Linear, up: Linear, rows: Tensor, activation: str) -> Tensor:
+    """activation(gate(rows)) * up(rows)"""
+    if gate._int8 is None or up._int8 is None:
+        return up.times(rows, gate.activated(rows, activation))
+    shared = quantised(rows)
+    return _plain(activation)(gate._int8(shared)).mul_(up._int8(shared))
+
+
+def _plain(activation: str) -> Activation:
+    return _PLAIN[" ".join(_FUSED[activation])]
+
+
+class PackedModule(nn.Module):
+    """A linear layer, packed or quantised, in the place of a transformers module's own."""
+
+    def __init__(self, linear: Linear) -> None:
+        super().__init__()
+        self.linear = linear
+
+    def forward(self, rows: Tensor) -> Tensor:
+        found = self.linear(rows.reshape(-1, rows.shape[-1]))  # [..., in] → [..., out]
+        return found.view(*rows.shape[:-1], found.shape[-1])
+
+
+def pack_modules(model: Any) -> None:
+    """Pack every linear layer in place, for models that run in transformers' modules."""
+    left = None if may_pack_head(model) else model.get_output_embeddings()
+    _replace(model, lambda linear: linear.settle(packed=True, release=True), left)
+
+
+def quantise_modules(model: nn.Module) -> None:
+    """The same in 8-bit integers."""
+    _replace(model, lambda linear: linear.quantise(release=True))
+
+
+def _replace(model: nn.Module, settle: Callable[[Linear], None], left: nn.Module | None = None) -> None:
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if type(child) is nn.Linear and child is not left:
+                linear = Linear([child])
+                settle(linear)
+                setattr(parent, name, PackedModule(linear))
+
+
+def may_pack_head(model: Any) -> bool:
+    """Where the embedding needs the same weight in its own layout, only if the copy is small beside the rest."""
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    shared = head is not None and head.weight is embedding.weight
+    return not shared or head.weight.numel() <= _LARGEST_COPY * sum(entry.numel() for entry in model.parameters())
+
+
+def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether packing pays: in 16 bit, on a CPU, with a torch that has oneDNN's operators.
+
+    In 32 bit the plain kernels are as fast for one row and need no second layout.
+    """
+    if device.type != "cpu" or dtype is not torch.bfloat16 or not torch._C._has_mkldnn:
+        return False
+    try:
+        trial = torch.ops.mkldnn._reorder_linear_weight(torch.zeros(16, 16, dtype=dtype), 1)
+        rows = torch.zeros(1, 16, dtype=dtype)
+        torch.ops.mkldnn._linear_pointwise(rows, trial, None, "none", [], "")
+        torch.ops.mkldnn._linear_pointwise.binary(rows, rows, trial, None, "add")
+    except (RuntimeError, AttributeError, TypeError):  # private operators may be missing or change
+        return False
+    return True
+
+
+def _weight(module: Any) -> Tensor:
+    """[out, in]"""
+    weight: Tensor = module.weight.data
+    return weight.T if type(module).__name__ == "Conv1D" else weight
+
+
+def _bias(module: Any) -> Tensor:
+    """[out]"""
+    weight = _weight(module)
+    bias: Tensor = weight.new_zeros(weight.shape[0]) if module.bias is None else module.bias.data
+    return bias
