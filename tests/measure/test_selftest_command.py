@@ -91,11 +91,21 @@ def test_usage_errors_exit_2(arguments: list[str], capsys: pytest.CaptureFixture
 def test_ctrl_c_exits_130_and_leaves_nothing_behind() -> None:
     command = [sys.executable, "-m", "sequoia", "selftest", "--samples", "100000", "--device", "cpu"]
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        # Tests that run in the background may have Ctrl-C ignored, and would pass that on.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     time.sleep(4)
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does, to all of them
-    out, err = process.communicate(timeout=60)
+    try:
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does, to all of them
+        out, err = process.communicate(timeout=60)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
     assert process.returncode == 130
     assert (out, err) == ("", "")
     assert all_gone(process.pid)
