@@ -7,7 +7,19 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import BASES, VARIANTS, TreeRun, assert_close, block, ids, linear, loaded_here, tiny, variant
+from tiny_models import (
+    BASES,
+    VARIANTS,
+    TreeRun,
+    assert_close,
+    block,
+    ids,
+    layer_linears,
+    linear,
+    loaded_here,
+    tiny,
+    variant,
+)
 from torch import Tensor
 from torch.nn import functional
 
@@ -170,7 +182,6 @@ def test_bf16_is_no_farther_from_fp32_than_transformers(family: str, packed: boo
     theirs = _rms_error(linear(model, texts), exact)
     lean = _lean(model, settled=packed, dtype="bf16")
     assert lean._decoder is not None
-    layers = [part for layer in lean._decoder.recipe.layers for part in layer.linears]
-    assert all((layer._packed is not None) == packed for layer in layers)
+    assert all((layer._packed is not None) == packed for layer in layer_linears(lean._decoder.recipe))
     ours = _rms_error(torch.cat([run.logits(lean) for run in runs]), exact)
     assert 1e-4 < ours < 1.2 * theirs

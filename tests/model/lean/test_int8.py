@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from sequoia.model.lean import int8
 from sequoia.model.lean.int8 import Int8Weight, quantised
-from sequoia.model.lean.linear import Linear, gated, quantise_modules
+from sequoia.model.lean.linear import Gated, Linear, quantise_modules
 
 _IN, _OUT = 96, 80
 _FORMATS = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -37,9 +37,14 @@ def _rows(count: int, dtype: torch.dtype) -> Tensor:
     return rows.to(dtype)
 
 
-def _linear(dtype: torch.dtype, bias: bool, seed: int = 0) -> tuple[nn.Linear, Linear]:
+def _module(dtype: torch.dtype, bias: bool, seed: int = 0) -> nn.Linear:
     module = nn.Linear(_IN, _OUT, bias=bias, dtype=dtype).requires_grad_(False)
     module.weight.copy_(_random(_OUT, _IN, seed=seed))
+    return module
+
+
+def _linear(dtype: torch.dtype, bias: bool, seed: int = 0) -> tuple[nn.Linear, Linear]:
+    module = _module(dtype, bias, seed)
     linear = Linear([module])
     linear.quantise(release=False)
     return module, linear
@@ -80,10 +85,11 @@ def test_kernels_and_fallback_are_one_function(monkeypatch: pytest.MonkeyPatch) 
 
 @_FORMATS
 def test_gate_and_up_share_their_rows(dtype: torch.dtype, kernels: str) -> None:
-    (gate, quantised_gate), (up, quantised_up) = _linear(dtype, True), _linear(dtype, False, seed=2)
-    rows = _rows(5, dtype)
+    gate, up, rows = _module(dtype, True), _module(dtype, False, seed=2), _rows(5, dtype)
+    gated = Gated(Linear([gate]), Linear([up]))
+    gated.quantise(release=False)
     exact = nn.functional.silu(gate.double()(rows.double())) * up.double()(rows.double())
-    assert _error(gated(quantised_gate, quantised_up, rows, "silu"), exact) < 0.02
+    assert _error(gated.activated(rows, "silu"), exact) < 0.02
 
 
 def test_values_stay_within_8_bits_and_rows_of_zeros_stay_zero() -> None:

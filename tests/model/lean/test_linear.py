@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from tiny_models import BASES, TreeRun, assert_close, ids, linear, tiny
+from tiny_models import BASES, TreeRun, assert_close, ids, layer_linears, linear, tiny
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
 from transformers.pytorch_utils import Conv1D
@@ -20,7 +20,7 @@ from transformers.pytorch_utils import Conv1D
 import sequoia
 from sequoia.model import causal_lm
 from sequoia.model.causal_lm import CausalLM
-from sequoia.model.lean.linear import ACTIVATIONS, Linear, PackedModule, can_pack, gated, pack_modules
+from sequoia.model.lean.linear import ACTIVATIONS, Gated, Linear, PackedModule, can_pack, pack_modules
 from sequoia.model.loading import load_model
 
 _CPU = torch.device("cpu")
@@ -121,7 +121,7 @@ def test_times_and_plus(form: str, kind: str, count: int, bias: bool) -> None:
 def test_gated(form: str, activation: str) -> None:
     gate, up = _Case(form, "linear", 1, bias=False), _Case(form, "linear", 1, bias=True)
     rows = gate.rows(5)
-    found = gated(gate.layer, up.layer, rows, activation)
+    found = Gated(gate.layer, up.layer).activated(rows, activation)
     gate.check(found, ACT2FN[activation](gate.expected(rows)) * up.expected(rows))
 
 
@@ -239,7 +239,7 @@ def test_a_folder_in_bf16_runs_without_packing_too(
 def _layers(model: CausalLM) -> list[Linear]:
     assert model._decoder is not None
     recipe = model._decoder.recipe
-    return [*(layer for parts in recipe.layers for layer in parts.linears), recipe.head]
+    return [*layer_linears(recipe), recipe.head]
 
 
 # --- models of other families ---------------------------------------------------------------------------------------

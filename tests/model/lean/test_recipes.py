@@ -19,6 +19,7 @@ from sequoia.errors import ModelError
 from sequoia.model import causal_lm
 from sequoia.model.causal_lm import CausalLM
 from sequoia.model.lean.decoder import Recipe
+from sequoia.model.lean.linear import Gated
 from sequoia.model.lean.recipes import recipe_of
 from sequoia.model.loading import load_model
 from sequoia.model.probe import probe, proved
@@ -240,8 +241,8 @@ _GROSS: dict[str, tuple[str, Callable[[Recipe], Recipe]]] = {
     "rotation the other way": ("llama", _backwards),
     "no rotation": ("qwen2", lambda recipe: replace(recipe, rotations=None)),
     "no positions": ("gpt2", lambda recipe: replace(recipe, embed=lambda tokens, _: recipe.embed(tokens, 0 * tokens))),
-    "gate and up exchanged": ("llama", _layers(lambda layer: replace(layer, gate=layer.up, up=layer.gate))),
-    "no gate": ("mistral", _layers(lambda layer: replace(layer, gate=None))),
+    "gate and up exchanged": ("llama", _layers(lambda layer: replace(layer, up=Gated(layer.up.up, layer.up.gate)))),
+    "no gate": ("mistral", _layers(lambda layer: replace(layer, up=layer.up.up))),
     "no norm after": ("gemma3", _layers(lambda layer: replace(layer, after_attention=None, after_mlp=None))),
     "a layer left out": ("llama", lambda recipe: replace(recipe, layers=recipe.layers[:1])),
     "layers exchanged": ("llama", lambda recipe: replace(recipe, layers=recipe.layers[::-1])),

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from sequoia.model.causal_lm import CausalLM
 from sequoia.model.language_model import Block
+from sequoia.model.lean.decoder import Recipe
+from sequoia.model.lean.linear import Gated, Linear
 from sequoia.model.loading import LoadedModel, load_model
 from sequoia.tree.shape import TreeShape
 
@@ -194,3 +196,9 @@ def assert_close(found: Tensor, expected: Tensor) -> None:
     """Within 1e-4 of the largest logit."""
     error = (found - expected).abs().max() / expected.abs().max()
     assert error < 1e-4, f"relative error {error:.2g}"
+
+
+def layer_linears(recipe: Recipe) -> list[Linear]:
+    """Of all decoder layers, each alone."""
+    parts = [part for layer in recipe.layers for part in layer.linears]
+    return [linear for part in parts for linear in ([part.gate, part.up] if isinstance(part, Gated) else [part])]

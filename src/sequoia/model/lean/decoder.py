@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from sequoia.model.lean.cache import LeanCache
-from sequoia.model.lean.linear import Linear, gated
+from sequoia.model.lean.linear import Gated, Linear
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ Norm = RMSNorm | LayerNorm
 
 @dataclass(frozen=True)
 class Layer:
-    """One decoder layer. A gate makes its feed-forward part a gated one; norms after a part come before its sum."""
+    """One decoder layer; norms after a part come before its sum."""
 
     kind: str  # of attention: "full_attention" or "sliding_attention"
     before_attention: Norm
@@ -65,15 +65,14 @@ class Layer:
     out: Linear
     after_attention: Norm | None
     before_mlp: Norm
-    gate: Linear | None
-    up: Linear
+    up: Linear | Gated
     activation: str
     down: Linear
     after_mlp: Norm | None
 
     @property
-    def linears(self) -> list[Linear]:
-        return [linear for linear in (self.qkv, self.out, self.gate, self.up, self.down) if linear is not None]
+    def linears(self) -> Sequence[Linear | Gated]:
+        return self.qkv, self.out, self.up, self.down
 
 
 @dataclass(frozen=True)
@@ -153,7 +152,8 @@ class LeanDecoder:
         for layer, *slots in zip(recipe.layers, *cache.rows(count), strict=True):
             attended = self._attention(layer, hidden, rotations.get(layer.kind), masks[layer.kind], slots)
             hidden = _added(layer.out, attended, hidden, layer.after_attention)
-            hidden = _added(layer.down, _expanded(layer, layer.before_mlp(hidden)), hidden, layer.after_mlp)
+            expanded = layer.up.activated(layer.before_mlp(hidden), layer.activation)
+            hidden = _added(layer.down, expanded, hidden, layer.after_mlp)
         cache.append(count)
         return recipe.head(recipe.norm(hidden if last is None else hidden[-last:]))
 
@@ -176,12 +176,6 @@ class LeanDecoder:
         queries = qk[: heads.queries].reshape(1, heads.keys, -1, heads.size)
         attended = functional.scaled_dot_product_attention(queries, keys, values, mask, scale=layer.scale)
         return attended.view(heads.queries, count, heads.size).transpose(0, 1).reshape(count, -1)
-
-
-def _expanded(layer: Layer, rows: Tensor) -> Tensor:
-    if layer.gate is None:
-        return layer.up.activated(rows, layer.activation)
-    return gated(layer.gate, layer.up, rows, layer.activation)
 
 
 def _added(linear: Linear, rows: Tensor, hidden: Tensor, after: Norm | None) -> Tensor:

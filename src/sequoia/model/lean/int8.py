@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 _LARGEST = 127  # of both signs, so that zero is in the middle
+_LARGEST_ROUNDED = 126  # of activations, whose scale is rounded to 16 bit and may come out a little too small
 _FINER = 128  # rounding leaves at most a half; a power of two, so that no order of operations changes a bit
 _SMALLEST_SCALE = 1e-30  # rows of zeros have no scale of their own
 _TYPICAL_ROWS = 16  # that the packed layout is chosen for
@@ -33,12 +34,19 @@ class Int8Rows:
 
 def quantised(rows: Tensor) -> Int8Rows:
     """Rows by their largest magnitude each. [rows, in]"""
-    # Rounded to the rows' format before it is used: at most 127.25 come out of it, which still rounds to 127.
-    scale = rows.abs().amax(dim=-1, keepdim=True).mul_(1 / _LARGEST).clamp_(min=_SMALLEST_SCALE)
-    scaled = torch.mul(rows, scale.float().reciprocal())  # in 32 bit
-    whole = scaled.round()
-    rest = scaled.sub_(whole).mul_(_FINER).round_()
-    return Int8Rows(torch.cat([whole, rest]).to(torch.int8), scale)
+    steps, least = _steps(rows.dtype)
+    scales = torch.addcmul(least, rows.abs().amax(dim=-1, keepdim=True), steps)  # [2, rows, 1]
+    terms = torch.div(rows, scales.float()).round_()  # [2, rows, in], in 32 bit
+    whole, finer = terms.unbind()
+    finer.sub_(whole, alpha=_FINER)
+    return Int8Rows(terms.to(torch.int8).flatten(0, 1), scales[0])
+
+
+@cache
+def _steps(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """What a row's largest magnitude is multiplied with for the scales of both terms, [2, 1, 1], and the least."""
+    step = torch.tensor(1 / _LARGEST_ROUNDED, dtype=dtype)
+    return torch.stack([step, step / _FINER]).view(2, 1, 1), torch.tensor(_SMALLEST_SCALE, dtype=dtype)
 
 
 class Int8Weight:

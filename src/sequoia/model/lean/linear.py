@@ -77,6 +77,10 @@ class Linear:
             return self._int8.plus(quantised(rows), other)
         return self(rows).add_(other) if self._packed is None else self._combined(rows, other, "add")
 
+    def beside(self, other: Linear) -> Linear:
+        """Both as one, this one's outputs first; before either is settled."""
+        return Linear([*self._modules, *other._modules])
+
     def _combined(self, rows: Tensor, other: Tensor, operation: str) -> Tensor:
         combined: Tensor = torch.ops.mkldnn._linear_pointwise.binary(rows, other, self._packed, self._bias, operation)
         return combined
@@ -113,12 +117,29 @@ class Linear:
         self._modules = ()
 
 
-def gated(gate: Linear, up: Linear, rows: Tensor, activation: str) -> Tensor:
-    """activation(gate(rows)) * up(rows)"""
-    if gate._int8 is None or up._int8 is None:
-        return up.times(rows, gate.activated(rows, activation))
-    shared = quantised(rows)
-    return _plain(activation)(gate._int8(shared)).mul_(up._int8(shared))
+class Gated:
+    """Two linear layers of the same inputs, one the other's gate."""
+
+    def __init__(self, gate: Linear, up: Linear) -> None:
+        self.gate, self.up = gate, up
+        self._both: Linear | None = None  # side by side, in 8 bit
+
+    def activated(self, rows: Tensor, activation: str) -> Tensor:
+        """activation(gate(rows)) * up(rows)"""
+        if self._both is None:
+            return self.up.times(rows, self.gate.activated(rows, activation))
+        gate, up = self._both(rows).chunk(2, dim=-1)
+        return _plain(activation)(gate).mul_(up)
+
+    def settle(self, packed: bool, release: bool) -> None:
+        """See `Linear.settle`."""
+        self.gate.settle(packed, release)
+        self.up.settle(packed, release)
+
+    def quantise(self, release: bool) -> None:
+        """See `Linear.quantise`."""
+        self._both = self.gate.beside(self.up)
+        self._both.quantise(release)
 
 
 def _plain(activation: str) -> Activation:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sequoia.model.lean.decoder import Heads, Layer, LayerNorm, Recipe, RMSNorm, Rotation
-from sequoia.model.lean.linear import ACTIVATIONS, Linear, may_pack_head
+from sequoia.model.lean.linear import ACTIVATIONS, Gated, Linear, may_pack_head
 
 _FULL = "full_attention"
 _OWN = ("torch.nn.modules.", "transformers.models.", "transformers.activations", "transformers.pytorch_utils")
@@ -71,8 +71,7 @@ def _llama_layer(layer: Any, heads: Heads, kind: str, config: Any) -> Layer:
         out=Linear([attention.o_proj]),
         after_attention=_rms(layer.post_attention_layernorm) if sandwich else None,
         before_mlp=_rms(layer.pre_feedforward_layernorm if sandwich else layer.post_attention_layernorm),
-        gate=Linear([mlp.gate_proj]),
-        up=Linear([mlp.up_proj]),
+        up=Gated(Linear([mlp.gate_proj]), Linear([mlp.up_proj])),
         activation=getattr(config, "hidden_activation", None) or config.hidden_act,
         down=Linear([mlp.down_proj]),
         after_mlp=_rms(layer.post_feedforward_layernorm) if sandwich else None,
@@ -97,7 +96,6 @@ def _gpt2(model: Any, config: Any) -> Recipe:
                 out=Linear([layer.attn.c_proj]),
                 after_attention=None,
                 before_mlp=_layer_norm(layer.ln_2),
-                gate=None,
                 up=Linear([layer.mlp.c_fc]),
                 activation=config.activation_function,
                 down=Linear([layer.mlp.c_proj]),
