@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import sys
+import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -23,6 +24,7 @@ import numpy as np
 import torch
 from common import machine
 from limits import MEMORY, Limits, seconds
+from random_models import FAMILIES, PREFIX, save_random
 from rich import box
 from rich.console import Console
 from rich.progress import track
@@ -211,7 +213,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--dtypes", default="bf16,fp32,int8", help="ours run in each; transformers in dtype auto")
     parser.add_argument("--compile", action="store_true", help="transformers with torch.compile too: minutes more")
     parser.add_argument("--profile", action="store_true", help="of ours by operation, after the first context")
-    parser.add_argument("--target", help="a folder, a .gguf file or a hub name")
+    parser.add_argument("--target", help=f"a folder, a .gguf file, a hub name, or {PREFIX}FAMILY: {FAMILIES}")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every pass's time")
@@ -257,8 +259,12 @@ def run(options: argparse.Namespace, console: Console) -> None:
 
 
 def main() -> None:
+    options, console = parsed(), Console(width=None if sys.stdout.isatty() else 100)
     try:
-        run(parsed(), Console(width=None if sys.stdout.isatty() else 100))
+        with tempfile.TemporaryDirectory() as folder:
+            if (options.target or "").startswith(PREFIX):
+                options.target = save_random(options.target.removeprefix(PREFIX), Path(folder))
+            run(options, console)
     except SequoiaError as error:
         raise SystemExit(f"error: {error}") from None
 
