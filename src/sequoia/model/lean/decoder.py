@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from sequoia.model.lean.cache import LeanCache
+from sequoia.model.lean.int8 import Int8Rows, quantised
 from sequoia.model.lean.linear import Gated, Linear
 
 
@@ -33,9 +34,18 @@ class RMSNorm:
         object.__setattr__(self, "_least", torch.tensor(math.sqrt(size * self.eps), device=self.weight.device))
 
     def __call__(self, rows: Tensor) -> Tensor:
+        weighted, norm = self._parts(rows)
+        return weighted.div_(norm).to(rows.dtype)
+
+    def quantised(self, rows: Tensor) -> Int8Rows:
+        """self(rows) in 8 bit, without a division of each number."""
+        return quantised(*self._parts(rows))
+
+    def _parts(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Numerators, of rows' shape, and denominators, one a row."""
         wide = rows.float()
         norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).hypot_(self._least)
-        return torch.mul(wide, self._weight).div_(norm).to(rows.dtype)
+        return torch.mul(wide, self._weight), norm
 
 
 @dataclass(frozen=True)
@@ -48,6 +58,11 @@ class LayerNorm:
 
     def __call__(self, rows: Tensor) -> Tensor:
         return functional.layer_norm(rows, self.weight.shape, self.weight, self.bias, self.eps)
+
+    def quantised(self, rows: Tensor) -> Int8Rows:
+        """self(rows) in 8 bit, all of it in 32 bit."""
+        weight, bias = self.weight.float(), self.bias.float()
+        return quantised(functional.layer_norm(rows.float(), weight.shape, weight, bias, self.eps))
 
 
 Norm = RMSNorm | LayerNorm
@@ -107,6 +122,7 @@ class LeanDecoder:
     def __init__(self, recipe: Recipe, dtype: torch.dtype, device: torch.device) -> None:
         self.recipe = recipe
         self._dtype, self._device = dtype, device
+        self._is_int8 = False
 
     @property
     def queries_per_key(self) -> int:
@@ -129,6 +145,7 @@ class LeanDecoder:
             for linear in layer.linears:
                 linear.quantise(release)
         self.recipe.head.quantise(release)
+        self._is_int8 = True
 
     def forward(
         self,
@@ -145,17 +162,25 @@ class LeanDecoder:
             masks: by kind of attention; additive, [1, 1, `queries_per_key` · rows, slots], None where every slot is
                 visible.
             last: how many rows' logits are needed; None needs all.
+
+        Returns:
+            Logits; in 32 bit from quantised weights.
         """
         recipe, count = self.recipe, len(tokens)
         hidden = recipe.embed(tokens, positions)
+        hidden = hidden.float() if self._is_int8 else hidden  # as quantised products are
         rotations = recipe.rotations(hidden, positions) if recipe.rotations else {}
         for layer, *slots in zip(recipe.layers, *cache.rows(count), strict=True):
             attended = self._attention(layer, hidden, rotations.get(layer.kind), masks[layer.kind], slots)
             hidden = _added(layer.out, attended, hidden, layer.after_attention)
-            expanded = layer.up.activated(layer.before_mlp(hidden), layer.activation)
+            expanded = layer.up.activated(self._normed(layer.before_mlp, hidden), layer.activation)
             hidden = _added(layer.down, expanded, hidden, layer.after_mlp)
         cache.append(count)
-        return recipe.head(recipe.norm(hidden if last is None else hidden[-last:]))
+        return recipe.head(self._normed(recipe.norm, hidden if last is None else hidden[-last:]))
+
+    def _normed(self, norm: Norm, rows: Tensor) -> Tensor | Int8Rows:
+        """As linear layers take it."""
+        return norm.quantised(rows) if self._is_int8 else norm(rows)
 
     def _attention(
         self, layer: Layer, hidden: Tensor, rotation: Rotation | None, mask: Tensor | None, slots: Sequence[Tensor]
@@ -164,7 +189,7 @@ class LeanDecoder:
         heads, count = self.recipe.heads, len(hidden)
         both = heads.queries + heads.keys
         keys, values, new_keys, new_values = slots
-        parts = layer.qkv(layer.before_attention(hidden)).view(count, -1, heads.size).transpose(0, 1)
+        parts = layer.qkv(self._normed(layer.before_attention, hidden)).view(count, -1, heads.size).transpose(0, 1)
         qk = parts[:both]
         if layer.qk_norm is not None:
             qk = layer.qk_norm(qk)
@@ -173,7 +198,7 @@ class LeanDecoder:
         new_keys.copy_(qk[heads.queries :])
         new_values.copy_(parts[both:])
         # The queries that share a key are rows of one head, so that keys and values need not be repeated.
-        queries = qk[: heads.queries].reshape(1, heads.keys, -1, heads.size)
+        queries = qk[: heads.queries].to(keys.dtype).reshape(1, heads.keys, -1, heads.size)
         attended = functional.scaled_dot_product_attention(queries, keys, values, mask, scale=layer.scale)
         return attended.view(heads.queries, count, heads.size).transpose(0, 1).reshape(count, -1)
 

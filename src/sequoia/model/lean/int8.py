@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.nn import functional
 
 _LARGEST = 127  # of both signs, so that zero is in the middle
-_LARGEST_ROUNDED = 126  # of activations, whose scale is rounded to 16 bit and may come out a little too small
 _FINER = 128  # rounding leaves at most a half; a power of two, so that no order of operations changes a bit
 _SMALLEST_SCALE = 1e-30  # rows of zeros have no scale of their own
 _TYPICAL_ROWS = 16  # that the packed layout is chosen for
@@ -29,39 +28,47 @@ class Int8Rows:
     """
 
     values: Tensor  # int8, [2 * rows, in]
-    scale: Tensor  # in the rows' own format, [rows, 1]
+    scale: Tensor  # in 32 bit, as all that is calculated with it, [rows, 1]
 
 
-def quantised(rows: Tensor) -> Int8Rows:
-    """Rows by their largest magnitude each. [rows, in]"""
-    steps, least = _steps(rows.dtype)
-    scales = torch.addcmul(least, rows.abs().amax(dim=-1, keepdim=True), steps)  # [2, rows, 1]
-    terms = torch.div(rows, scales.float()).round_()  # [2, rows, in], in 32 bit
+def quantised(rows: Tensor, divisors: Tensor | None = None) -> Int8Rows:
+    """Rows by their largest magnitude each.
+
+    Args:
+        rows: [rows, in]
+        divisors: [rows, 1]; quantise rows / divisors, of which only the scale takes notice.
+    """
+    steps, least = _steps()
+    wide = rows.float()
+    scales = torch.addcmul(least, wide.abs().amax(dim=-1, keepdim=True), steps)  # [2, rows, 1]
+    terms = torch.div(wide, scales).round_()  # [2, rows, in]
     whole, finer = terms.unbind()
     finer.sub_(whole, alpha=_FINER)
-    return Int8Rows(terms.to(torch.int8).flatten(0, 1), scales[0])
+    scale = scales[0] if divisors is None else scales[0] / divisors
+    return Int8Rows(terms.to(torch.int8).flatten(0, 1), scale)
 
 
 @cache
-def _steps(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def _steps() -> tuple[Tensor, Tensor]:
     """What a row's largest magnitude is multiplied with for the scales of both terms, [2, 1, 1], and the least."""
-    step = torch.tensor(1 / _LARGEST_ROUNDED, dtype=dtype)
-    return torch.stack([step, step / _FINER]).view(2, 1, 1), torch.tensor(_SMALLEST_SCALE, dtype=dtype)
+    step = torch.tensor(1 / _LARGEST)
+    return torch.stack([step, step / _FINER]).view(2, 1, 1), torch.tensor(_SMALLEST_SCALE)
 
 
 class Int8Weight:
-    """A quantised matrix and its bias.
+    """A quantised matrix and its bias. Products are in 32 bit, where small operations cost least.
 
     Args:
         weight: [out, in]; not kept.
-        bias: [out] or None; stays as it is.
+        bias: [out] or None; not quantised.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         whole = weight.float()
         scale = whole.abs().amax(dim=1).div_(_LARGEST).clamp_(min=_SMALLEST_SCALE)
         values = (whole / scale[:, None]).round_().to(torch.int8)
-        self._scale, self._bias, self._is_packed = scale, bias, has_kernels()
+        self._scale, self._is_packed = scale, has_kernels()
+        self._bias = None if bias is None else bias.float()
         self._zeros = torch.zeros(len(scale), dtype=torch.int64)  # the kernel's zero points
         self._values = _pack(values) if self._is_packed else values
 
@@ -77,14 +84,14 @@ class Int8Weight:
 
     def _sums(self, rows: Int8Rows) -> Tensor:
         """[rows, out], without the rows' scales"""
-        first, second = self._products(rows.values, rows.scale.dtype).chunk(2)
+        first, second = self._products(rows.values).chunk(2)
         return first.add_(second, alpha=1 / _FINER)
 
-    def _products(self, values: Tensor, dtype: torch.dtype) -> Tensor:
+    def _products(self, values: Tensor) -> Tensor:
         if self._is_packed:
-            return _multiplied(values, self._values, self._scale, self._zeros, dtype)
+            return _multiplied(values, self._values, self._scale, self._zeros)
         # The same sums, of integers in 32-bit floats.
-        return functional.linear(values.float(), self._values.float()).mul_(self._scale).to(dtype)
+        return functional.linear(values.float(), self._values.float()).mul_(self._scale)
 
 
 @cache
@@ -97,8 +104,7 @@ def has_kernels() -> bool:
     values[::2] = -_LARGEST
     scale, zeros = torch.ones(16), torch.zeros(16, dtype=torch.int64)
     try:
-        found = _multiplied(values, _pack(values), scale, zeros, torch.float32)
-        _multiplied(values[:1], _pack(values), scale, zeros, torch.bfloat16)
+        found = _multiplied(values, _pack(values), scale, zeros)
     except (RuntimeError, AttributeError, TypeError):  # private operators may be missing or change
         return False
     return torch.equal(found, values.float() @ values.float().T)
@@ -109,8 +115,8 @@ def _pack(values: Tensor) -> Tensor:
     return packed
 
 
-def _multiplied(values: Tensor, packed: Tensor, scale: Tensor, zeros: Tensor, dtype: torch.dtype) -> Tensor:
+def _multiplied(values: Tensor, packed: Tensor, scale: Tensor, zeros: Tensor) -> Tensor:
     product: Tensor = torch.ops.onednn.qlinear_pointwise.default(
-        values, 1.0, 0, packed, scale, zeros, None, 1.0, 0, dtype, "none", [], ""
+        values, 1.0, 0, packed, scale, zeros, None, 1.0, 0, torch.float32, "none", [], ""
     )
     return product

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sequoia.model.lean.int8 import Int8Weight, quantised
+from sequoia.model.lean.int8 import Int8Rows, Int8Weight, quantised
 
 Activation = Callable[[Tensor], Tensor]
 
@@ -50,19 +50,20 @@ class Linear:
         has_bias = any(getattr(module, "bias", None) is not None for module in modules)
         self._bias = torch.cat([_bias(module) for module in modules]) if has_bias else None
 
-    def __call__(self, rows: Tensor) -> Tensor:
-        """[rows, in] → [rows, out]"""
+    def __call__(self, rows: Tensor | Int8Rows) -> Tensor:
+        """[rows, in] → [rows, out], in 32 bit once quantised. Only then may rows be, too."""
         if self._int8 is not None:
-            return self._int8(quantised(rows))
+            return self._int8(_in_8_bit(rows))
+        assert isinstance(rows, Tensor)
         if self._packed is not None:
             packed: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._packed, self._bias, "none", [], "")
             return packed
         return functional.linear(rows, self._whole(), self._bias)
 
-    def activated(self, rows: Tensor, activation: str) -> Tensor:
+    def activated(self, rows: Tensor | Int8Rows, activation: str) -> Tensor:
         """activation(self(rows))"""
         attribute, algorithm = _FUSED[activation]
-        if self._packed is None:
+        if self._packed is None or isinstance(rows, Int8Rows):
             return _plain(activation)(self(rows))
         packed: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._packed, self._bias, attribute, [], algorithm)
         return packed
@@ -74,7 +75,7 @@ class Linear:
     def plus(self, rows: Tensor, other: Tensor) -> Tensor:
         """self(rows) + other"""
         if self._int8 is not None:
-            return self._int8.plus(quantised(rows), other)
+            return self._int8.plus(_in_8_bit(rows), other)
         return self(rows).add_(other) if self._packed is None else self._combined(rows, other, "add")
 
     def beside(self, other: Linear) -> Linear:
@@ -124,9 +125,10 @@ class Gated:
         self.gate, self.up = gate, up
         self._both: Linear | None = None  # side by side, in 8 bit
 
-    def activated(self, rows: Tensor, activation: str) -> Tensor:
+    def activated(self, rows: Tensor | Int8Rows, activation: str) -> Tensor:
         """activation(gate(rows)) * up(rows)"""
         if self._both is None:
+            assert isinstance(rows, Tensor)
             return self.up.times(rows, self.gate.activated(rows, activation))
         gate, up = self._both(rows).chunk(2, dim=-1)
         return _plain(activation)(gate).mul_(up)
@@ -142,6 +144,10 @@ class Gated:
         self._both.quantise(release)
 
 
+def _in_8_bit(rows: Tensor | Int8Rows) -> Int8Rows:
+    return rows if isinstance(rows, Int8Rows) else quantised(rows)
+
+
 def _plain(activation: str) -> Activation:
     return _PLAIN[" ".join(_FUSED[activation])]
 
@@ -155,7 +161,7 @@ class PackedModule(nn.Module):
 
     def forward(self, rows: Tensor) -> Tensor:
         found = self.linear(rows.reshape(-1, rows.shape[-1]))  # [..., in] → [..., out]
-        return found.view(*rows.shape[:-1], found.shape[-1])
+        return found.view(*rows.shape[:-1], found.shape[-1]).to(rows.dtype)
 
 
 def pack_modules(model: Any) -> None:
