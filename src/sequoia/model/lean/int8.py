@@ -6,21 +6,22 @@ bits in a tree as alone, which is what makes speculation lossless with respect t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-_LARGEST = 127  # of both signs, so that zero is in the middle
-_FINER = 128  # rounding leaves at most a half; a power of two, so that no order of operations changes a bit
-_SMALLEST_SCALE = 1e-30  # rows of zeros have no scale of their own
+from sequoia.model.lean.fused import PLAIN, Kernels, in_8_bit
+
+_LARGEST = 127
+_SMALLEST_SCALE = 1e-30  # outputs of zeros alone have no scale of their own
 _TYPICAL_ROWS = 16  # that the packed layout is chosen for
 
 
-@dataclass(frozen=True)
-class Int8Rows:
+class Int8Rows(NamedTuple):
     """Activations in two terms: (first half of the values + second half / 128) * scale.
 
     One term alone costs perplexity, where a few numbers of a row are far larger than the others; a kernel that is busy
@@ -31,28 +32,9 @@ class Int8Rows:
     scale: Tensor  # in 32 bit, as all that is calculated with it, [rows, 1]
 
 
-def quantised(rows: Tensor, divisors: Tensor | None = None) -> Int8Rows:
-    """Rows by their largest magnitude each.
-
-    Args:
-        rows: [rows, in]
-        divisors: [rows, 1]; quantise rows / divisors, of which only the scale takes notice.
-    """
-    steps, least = _steps()
-    wide = rows.float()
-    scales = torch.addcmul(least, wide.abs().amax(dim=-1, keepdim=True), steps)  # [2, rows, 1]
-    terms = torch.div(wide, scales).round_()  # [2, rows, in]
-    whole, finer = terms.unbind()
-    finer.sub_(whole, alpha=_FINER)
-    scale = scales[0] if divisors is None else scales[0] / divisors
-    return Int8Rows(terms.to(torch.int8).flatten(0, 1), scale)
-
-
-@cache
-def _steps() -> tuple[Tensor, Tensor]:
-    """What a row's largest magnitude is multiplied with for the scales of both terms, [2, 1, 1], and the least."""
-    step = torch.tensor(1 / _LARGEST)
-    return torch.stack([step, step / _FINER]).view(2, 1, 1), torch.tensor(_SMALLEST_SCALE)
+def quantised(rows: Tensor) -> Int8Rows:
+    """Rows by their largest magnitude each. [rows, in]"""
+    return Int8Rows(*in_8_bit(rows))
 
 
 class Int8Weight:
@@ -72,20 +54,22 @@ class Int8Weight:
         self._zeros = torch.zeros(len(scale), dtype=torch.int64)  # the kernel's zero points
         self._values = _pack(values) if self._is_packed else values
 
-    def __call__(self, rows: Int8Rows) -> Tensor:
+    def __call__(self, rows: Int8Rows, kernels: Kernels = PLAIN) -> Tensor:
         """[rows, in] → [rows, out]"""
-        sums = self._sums(rows)
-        return sums.mul_(rows.scale) if self._bias is None else torch.addcmul(self._bias, sums, rows.scale)
+        found = kernels.summed(self._products(rows.values), rows.scale)
+        return found if self._bias is None else found.add_(self._bias)
 
-    def plus(self, rows: Int8Rows, other: Tensor) -> Tensor:
+    def plus(self, rows: Int8Rows, other: Tensor, kernels: Kernels = PLAIN) -> Tensor:
         """self(rows) + other"""
-        total = torch.addcmul(other, self._sums(rows), rows.scale)
+        total = kernels.added(self._products(rows.values), rows.scale, other)
         return total if self._bias is None else total.add_(self._bias)
 
-    def _sums(self, rows: Int8Rows) -> Tensor:
-        """[rows, out], without the rows' scales"""
-        first, second = self._products(rows.values).chunk(2)
-        return first.add_(second, alpha=1 / _FINER)
+    def gated(self, rows: Int8Rows, activation: Callable[[Tensor], Tensor], kernels: Kernels) -> Int8Rows:
+        """activation(gate) * up in 8 bit, where the outputs are a gate's and as many more."""
+        if self._bias is None:
+            return Int8Rows(*kernels.gated_in_8_bit(self._products(rows.values), rows.scale, activation))
+        gate, up = self(rows, kernels).chunk(2, dim=-1)
+        return Int8Rows(*kernels.in_8_bit(activation(gate).mul_(up)))
 
     def _products(self, values: Tensor) -> Tensor:
         if self._is_packed:
