@@ -82,7 +82,8 @@ def bench(
 
         set_threads(threads)
         engine = load(target, draft, dtype=dtype, device=device, draft_dtype=draft_dtype, compile=compile, notice=tell)
-        engine.wait_until_compiled()  # or some methods would be measured without, and some with
+        if compile:
+            engine.wait_until_compiled()  # or some methods would be measured without, and some with
     # What methods print is no part of the report.
     with _going_on_later(folder), _progress() as (notice, progress), redirect_stdout(sys.stderr):
         results = run_bench(
