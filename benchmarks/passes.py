@@ -211,7 +211,8 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="by default 1,16,32 rows after 128 tokens")
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--dtypes", default="bf16,fp32,int8", help="ours run in each; transformers in dtype auto")
-    parser.add_argument("--compile", action="store_true", help="transformers with torch.compile too: minutes more")
+    parser.add_argument("--compile", action="store_true", help="ours compiled, too: a minute more at first")
+    parser.add_argument("--torch-compile", action="store_true", help="transformers compiled, too: minutes more")
     parser.add_argument("--profile", action="store_true", help="of ours by operation, after the first context")
     parser.add_argument("--target", help=f"a folder, a .gguf file, a hub name, or {PREFIX}FAMILY: {FAMILIES}")
     parser.add_argument("--device", default="auto")
@@ -227,7 +228,8 @@ def run(options: argparse.Namespace, console: Console) -> None:
     set_threads(options.threads)
     console.print(machine())
     most_tokens = max(options.contexts) + max(options.rows)
-    made, reasons = variants(options.target, options.device, options.dtypes.split(","), options.compile, most_tokens)
+    compiled = options.compile, options.torch_compile
+    made, reasons = variants(options.target, options.device, options.dtypes.split(","), *compiled, most_tokens)
     for name, reason in reasons.items():
         console.print(f"{name} left out: {reason}")
     loaded = made[EAGER].loaded

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -19,6 +20,7 @@ from transformers import DynamicCache
 import sequoia
 from sequoia.errors import SequoiaError, UsageError
 from sequoia.measure.bench.llama import require_sound
+from sequoia.model.gguf_cache import cache_folder
 from sequoia.model.language_model import read_ahead
 from sequoia.model.loading import LoadedModel, load_model, packaged_gguf
 from sequoia.model.probe import proved
@@ -69,10 +71,13 @@ class Variant(Protocol):
 class Ours:
     """The rows are the nodes of a tree."""
 
-    def __init__(self, target: str | None, device: str, form: str) -> None:
+    def __init__(self, target: str | None, device: str, form: str, compiled: bool = False) -> None:
         loaded = load_model(target, dtype=form, device=device)
         self.size = Size.of(loaded)
         self._model = proved(loaded)
+        if compiled:
+            self._model.compile(cache_folder("kernels"), lambda text: print(text, file=sys.stderr))
+            self._model.wait_until_compiled()
 
     def fill(self, tokens: Tensor) -> None:
         self._cache = self._model.new_cache()
@@ -168,11 +173,12 @@ class LlamaCpp:
 
 
 def variants(
-    target: str | None, device: str, forms: Sequence[str], compiled: bool, most_tokens: int
+    target: str | None, device: str, forms: Sequence[str], compiled_ours: bool, compiled: bool, most_tokens: int
 ) -> tuple[dict[str, Variant], dict[str, str]]:
     """Those that can be made here, `EAGER` first, and why the others cannot, both by name."""
     makers: dict[str, Callable[..., Variant]] = {EAGER: Modules}
     makers |= {f"ours {form}": partial(Ours, form=form) for form in forms}
+    makers |= {f"ours {form} compiled": partial(Ours, form=form, compiled=True) for form in forms if compiled_ours}
     makers |= {"compiled": partial(Modules, compiled=True)} if compiled else {}
     makers |= {"llama.cpp": partial(LlamaCpp, most_tokens=most_tokens)}
     made: dict[str, Variant] = {}

@@ -15,6 +15,7 @@ from sequoia.draft.model_draft import ModelDraft, draft_numbers
 from sequoia.draft.ngram_draft import NgramDraft
 from sequoia.errors import UsageError
 from sequoia.model.causal_lm import CausalLM
+from sequoia.model.gguf_cache import cache_folder
 from sequoia.model.loading import load_model, shared_token_count
 from sequoia.model.placement import Numbers
 from sequoia.model.probe import proved
@@ -94,6 +95,17 @@ class Engine:
     def target_model(self) -> Any:
         """The target as a transformers model; loaded once more where the engine took its own apart."""
         return self.target.whole_model
+
+    @property
+    def _models(self) -> Sequence[CausalLM]:
+        """Those that were loaded here."""
+        drafting = getattr(self.draft, "model", None)
+        return [self.target, drafting] if isinstance(drafting, CausalLM) else [self.target]
+
+    def wait_until_compiled(self) -> None:
+        """Wait for what `load` was asked to compile, if anything."""
+        for model in self._models:
+            model.wait_until_compiled()
 
     def with_tree(
         self,
@@ -180,6 +192,7 @@ def load(
     *,
     draft_dtype: str | torch.dtype = "auto",
     profile: AcceptanceProfile | str | Path | None = None,
+    compile: bool = False,
     notice: Callable[[str], None] | None = None,
 ) -> Engine:
     """Load models and check that speculation with them is exact.
@@ -200,7 +213,10 @@ def load(
             distribution; "auto" is int8 where this CPU has exact kernels for it, else the target's. A draft given as
             an object is never quantised.
         profile: acceptance rates that `optimal:` trees are planned for; by default rates shipped for the kind of draft.
-        notice: called with a line of text before something slow.
+        compile: have the small operations of passes compiled on a CPU, which needs a C++ compiler. That takes a minute
+            once for each size of model and a few seconds later, in the background: passes run as they are until then,
+            and where it fails. `Engine.wait_until_compiled` waits.
+        notice: called with a line of text before something slow, and where nothing can be compiled.
 
     Raises:
         UsageError: an argument is out of range.
@@ -212,9 +228,12 @@ def load(
     chosen = _verifier(verifier, resolved)
     loaded = load_model(target, dtype=dtype, device=device, notice=notice)
     model = proved(loaded)
-    return Engine(
-        model, _draft(draft, model, draft_numbers(draft, draft_dtype, dtype, model.device), notice), resolved, chosen
-    )
+    proposing = _draft(draft, model, draft_numbers(draft, draft_dtype, dtype, model.device), notice)
+    engine = Engine(model, proposing, resolved, chosen)
+    if compile:
+        for own in engine._models:
+            own.compile(cache_folder("kernels"), notice or (lambda text: None))
+    return engine
 
 
 def _verifier(name: str, tree: Tree) -> Verifier:

@@ -107,8 +107,8 @@ def test_int8_needs_a_cpu() -> None:
 def test_a_kernel_that_is_wrong_here_is_noticed_at_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     right = int8.Int8Weight._products
 
-    def wrong_for_many_rows(self: int8.Int8Weight, values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        return right(self, values, dtype) * (2 if len(values) == 14 else 1)
+    def wrong_for_many_rows(self: int8.Int8Weight, values: torch.Tensor) -> torch.Tensor:
+        return right(self, values) * (2 if len(values) == 14 else 1)
 
     monkeypatch.setattr(int8.Int8Weight, "_products", wrong_for_many_rows)
     with pytest.raises(ModelError, match="int8 weights gives other logits"):

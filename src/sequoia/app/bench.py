@@ -19,7 +19,6 @@ from sequoia.app.waiting import waiting
 from sequoia.errors import UsageError
 
 if TYPE_CHECKING:
-    from sequoia.engine import Engine
     from sequoia.measure.bench.records import Results
 
 bench_app = typer.Typer(name="bench")
@@ -48,6 +47,7 @@ def bench(
     draft_dtype: options.DraftDtype = "auto",
     device: options.Device = "auto",
     threads: options.Threads = None,
+    compile: options.Compile = False,
     temperature: options.Temperatures = "0",
     top_p: options.TopPs = "1",
     max_tokens: options.BenchMaxTokens = None,
@@ -76,7 +76,14 @@ def bench(
     job = Job(names, temperatures, top_ps, tokens, repeats, seed, QUICK_SECONDS if quick else None)
     records = read_prompts(sources, count, seed)
     _tell_start(folder)
-    engine = _loaded(target, draft, dtype, draft_dtype, device, threads)
+    with waiting("loading the model") as tell:
+        from sequoia.engine import load
+        from sequoia.model.threads import set_threads
+
+        set_threads(threads)
+        engine = load(target, draft, dtype=dtype, device=device, draft_dtype=draft_dtype, compile=compile, notice=tell)
+        if compile:
+            engine.wait_until_compiled()  # or some methods would be measured without, and some with
     # What methods print is no part of the report.
     with _going_on_later(folder), _progress() as (notice, progress), redirect_stdout(sys.stderr):
         results = run_bench(
@@ -143,15 +150,6 @@ def _tell_start(folder: Path) -> None:
     done, count = prompts_done(results), len(results.run.prompts)
     stand = f"all {count} prompts are done" if done == count else f"going on: {done} of {count} prompts are done"
     note(f"{folder}: {stand}")
-
-
-def _loaded(target: str | None, draft: str, dtype: str, draft_dtype: str, device: str, threads: int | None) -> Engine:
-    with waiting("loading the model") as tell:
-        from sequoia.engine import load
-        from sequoia.model.threads import set_threads
-
-        set_threads(threads)
-        return load(target, draft, dtype=dtype, device=device, draft_dtype=draft_dtype, notice=tell)
 
 
 @contextmanager

@@ -35,6 +35,7 @@ def generate(
     draft_dtype: options.DraftDtype = "auto",
     device: options.Device = "auto",
     threads: options.Threads = None,
+    compile: options.Compile = False,
     tree: options.Tree = "optimal:16x4",
     profile: options.Profile = None,
     verifier: options.Verifier = "auto",
@@ -79,7 +80,8 @@ def generate(
         from sequoia.model.threads import set_threads
 
         set_threads(threads)
-        engine = load(target, draft, planned, verifier, dtype, device, draft_dtype=draft_dtype, notice=tell)
+        numbers = {"dtype": dtype, "draft_dtype": draft_dtype}
+        engine = load(target, draft, planned, verifier, device=device, compile=compile, notice=tell, **numbers)
     token_ids = _encoded(engine, text, system, raw)
     chunks = engine.stream(token_ids, params)  # refuses what cannot be generated before anything is said
     _tell_idle(params, tree, draft, verifier)

@@ -67,6 +67,12 @@ Threads = Annotated[
     int | None,
     typer.Option(min=1, help="Of the CPU.", show_default="one for each core", rich_help_panel=_MODELS),
 ]
+Compile = Annotated[
+    bool,
+    typer.Option(
+        "--compile", help="Faster passes on a CPU with a C++ compiler, once compiled.", rich_help_panel=_MODELS
+    ),
+]
 
 Tree = Annotated[str, typer.Option(help=f"{TREE_FORMS}.", metavar="TREE", rich_help_panel=TREE_PANEL)]
 Profile = Annotated[

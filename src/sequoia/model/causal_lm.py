@@ -9,7 +9,9 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from functools import cached_property
+from functools import cached_property, partial
+from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import torch
@@ -19,6 +21,7 @@ from sequoia.errors import ModelError
 from sequoia.model.kv_cache import KVCache
 from sequoia.model.language_model import Block
 from sequoia.model.lean.cache import LeanCache
+from sequoia.model.lean.compiled import compile_later
 from sequoia.model.lean.decoder import LeanDecoder
 from sequoia.model.lean.linear import can_pack, pack_modules, quantise_modules
 from sequoia.model.lean.recipes import recipe_of
@@ -52,6 +55,7 @@ class CausalLM:
         recipe = recipe_of(loaded.model) if lean else None
         self._decoder = LeanDecoder(recipe, loaded.dtype, loaded.device) if recipe else None
         self._taken_apart = False
+        self._compiling: Thread | None = None
         self.on_pass: list[Callable[[int], None]] = []
         """Called after each pass with its number of rows."""
 
@@ -81,6 +85,19 @@ class CausalLM:
             self._decoder.settle(packed, release)
         elif packed:
             pack_modules(self.loaded.model)
+
+    def compile(self, folder: Path, tell: Callable[[str], None]) -> None:
+        """Have the small operations of passes compiled in the background, once settled; see `compile_later`."""
+        if self._decoder is None or self.device.type != "cpu":
+            tell(f"passes of {self.loaded.name} are not compiled: only lean decoders on a CPU are.")
+            return
+        decoder = self._decoder
+        self._compiling = compile_later(decoder.trial, folder, partial(setattr, decoder, "kernels"), tell)
+
+    def wait_until_compiled(self) -> None:
+        """Return at once where nothing is being compiled."""
+        if self._compiling is not None:
+            self._compiling.join()
 
     def _quantise(self, release: bool) -> None:
         if self._decoder is not None:

@@ -35,10 +35,11 @@ _ABANDONED_SECONDS = 3600
 _SINGLE_DIGITS = {"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"}
 
 
-def cache_folder() -> Path:
-    """Where converted models are kept: $XDG_CACHE_HOME or ~/.cache, then sequoia/models."""
+def cache_folder(kind: str = "models") -> Path:
+    """Where converted models and other things that take long to make are kept: $XDG_CACHE_HOME or ~/.cache, then
+    sequoia/models and so on."""
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "sequoia" / "models"
+    return Path(base).expanduser() / "sequoia" / kind
 
 
 def gguf_name(file: Path) -> str:

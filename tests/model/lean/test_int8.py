@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from sequoia.model.lean import int8
-from sequoia.model.lean.int8 import Int8Weight, quantised
+from sequoia.model.lean.decoder import LayerNorm, Norm, RMSNorm
+from sequoia.model.lean.int8 import Int8Rows, Int8Weight, quantised
 from sequoia.model.lean.linear import Gated, Linear, quantise_modules
 
 _IN, _OUT = 96, 80
@@ -89,7 +90,10 @@ def test_gate_and_up_share_their_rows(dtype: torch.dtype, kernels: str) -> None:
     gated = Gated(Linear([gate]), Linear([up]))
     gated.quantise(release=False)
     exact = nn.functional.silu(gate.double()(rows.double())) * up.double()(rows.double())
-    assert _error(gated.activated(rows, "silu"), exact) < 0.02
+    found = gated.activated(rows, "silu")
+    assert isinstance(found, Int8Rows)
+    first, rest = found.values.float().chunk(2)
+    assert _error((first + rest / 128) * found.scale, exact) < 0.02
 
 
 def test_values_stay_within_8_bits_and_rows_of_zeros_stay_zero() -> None:
@@ -101,6 +105,17 @@ def test_values_stay_within_8_bits_and_rows_of_zeros_stay_zero() -> None:
     assert float(rest.abs().max()) <= 64
     torch.testing.assert_close((first + rest / 128) * found.scale.float(), rows.float(), rtol=0, atol=3e38 / 15000)
     assert not found.values[199].any()
+
+
+@_FORMATS
+@pytest.mark.parametrize("norm", [RMSNorm(_random(_IN), 1e-5), LayerNorm(_random(_IN), _random(_IN, seed=2), 1e-5)])
+def test_norms_quantise_what_they_give(norm: Norm, dtype: torch.dtype) -> None:
+    rows = _rows(9, dtype)
+    found = norm.quantised(rows)
+    first, rest = found.values.float().chunk(2)
+    torch.testing.assert_close((first + rest / 128) * found.scale, norm(rows.float()), rtol=0, atol=2e-3)
+    alone = [norm.quantised(row).scale for row in rows.split(1)]
+    assert torch.equal(torch.cat(alone), found.scale)
 
 
 def test_what_is_no_number_does_not_become_one(kernels: str) -> None:

@@ -7,14 +7,19 @@ is moved, so transformers stays the one source of truth.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from sequoia.model.lean import fused
 from sequoia.model.lean.cache import LeanCache
+from sequoia.model.lean.fused import PLAIN, Kernels
+from sequoia.model.lean.int8 import Int8Rows, quantised
 from sequoia.model.lean.linear import Gated, Linear
 
 
@@ -32,10 +37,12 @@ class RMSNorm:
         object.__setattr__(self, "_weight", self.weight * math.sqrt(size))
         object.__setattr__(self, "_least", torch.tensor(math.sqrt(size * self.eps), device=self.weight.device))
 
-    def __call__(self, rows: Tensor) -> Tensor:
-        wide = rows.float()
-        norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).hypot_(self._least)
-        return torch.mul(wide, self._weight).div_(norm).to(rows.dtype)
+    def __call__(self, rows: Tensor, kernels: Kernels = PLAIN) -> Tensor:
+        return kernels.normed(rows, self._weight, self._least)
+
+    def quantised(self, rows: Tensor, kernels: Kernels = PLAIN) -> Int8Rows:
+        """self(rows) in 8 bit, without a division of each number."""
+        return Int8Rows(*kernels.normed_in_8_bit(rows, self._weight, self._least))
 
 
 @dataclass(frozen=True)
@@ -46,8 +53,13 @@ class LayerNorm:
     bias: Tensor
     eps: float
 
-    def __call__(self, rows: Tensor) -> Tensor:
+    def __call__(self, rows: Tensor, kernels: Kernels = PLAIN) -> Tensor:
         return functional.layer_norm(rows, self.weight.shape, self.weight, self.bias, self.eps)
+
+    def quantised(self, rows: Tensor, kernels: Kernels = PLAIN) -> Int8Rows:
+        """self(rows) in 8 bit, all of it in 32 bit."""
+        weight, bias = self.weight.float(), self.bias.float()
+        return quantised(functional.layer_norm(rows.float(), weight.shape, weight, bias, self.eps))
 
 
 Norm = RMSNorm | LayerNorm
@@ -107,6 +119,9 @@ class LeanDecoder:
     def __init__(self, recipe: Recipe, dtype: torch.dtype, device: torch.device) -> None:
         self.recipe = recipe
         self._dtype, self._device = dtype, device
+        self._is_int8 = False
+        self.kernels = PLAIN
+        """Who runs the small operations, from the next pass on."""
 
     @property
     def queries_per_key(self) -> int:
@@ -115,6 +130,13 @@ class LeanDecoder:
     def new_cache(self) -> LeanCache:
         heads = self.recipe.heads
         return LeanCache(len(self.recipe.layers), heads.keys, heads.size, self._dtype, self._device)
+
+    @torch.inference_mode()
+    def trial(self, kernels: Kernels, rows: int) -> None:
+        """A pass of as many rows with these kernels, of which nothing stays."""
+        run, tokens = copy(self), torch.arange(rows, device=self._device)
+        run.kernels = kernels
+        run.forward(tokens, tokens, defaultdict(lambda: None), self.new_cache())
 
     def settle(self, packed: bool, release: bool) -> None:
         """See `Linear.settle`; one after another, so that no more than one exists twice."""
@@ -129,6 +151,7 @@ class LeanDecoder:
             for linear in layer.linears:
                 linear.quantise(release)
         self.recipe.head.quantise(release)
+        self._is_int8 = True
 
     def forward(
         self,
@@ -145,38 +168,64 @@ class LeanDecoder:
             masks: by kind of attention; additive, [1, 1, `queries_per_key` · rows, slots], None where every slot is
                 visible.
             last: how many rows' logits are needed; None needs all.
+
+        Returns:
+            Logits; in 32 bit from quantised weights.
         """
         recipe, count = self.recipe, len(tokens)
         hidden = recipe.embed(tokens, positions)
+        hidden = hidden.float() if self._is_int8 else hidden  # as quantised products are
         rotations = recipe.rotations(hidden, positions) if recipe.rotations else {}
+        kernels = self.kernels
         for layer, *slots in zip(recipe.layers, *cache.rows(count), strict=True):
-            attended = self._attention(layer, hidden, rotations.get(layer.kind), masks[layer.kind], slots)
-            hidden = _added(layer.out, attended, hidden, layer.after_attention)
-            expanded = layer.up.activated(layer.before_mlp(hidden), layer.activation)
-            hidden = _added(layer.down, expanded, hidden, layer.after_mlp)
+            taken = self._normed(layer.before_attention, hidden, kernels)
+            attended = self._attention(layer, taken, rotations.get(layer.kind), masks[layer.kind], slots, kernels)
+            hidden = _added(layer.out, attended, hidden, layer.after_attention, kernels)
+            taken = self._normed(layer.before_mlp, hidden, kernels)
+            expanded = layer.up.activated(taken, layer.activation, kernels)
+            hidden = _added(layer.down, expanded, hidden, layer.after_mlp, kernels)
         cache.append(count)
-        return recipe.head(recipe.norm(hidden if last is None else hidden[-last:]))
+        return recipe.head(self._normed(recipe.norm, hidden if last is None else hidden[-last:], kernels), kernels)
+
+    def _normed(self, norm: Norm, rows: Tensor, kernels: Kernels) -> Tensor | Int8Rows:
+        """As linear layers take it."""
+        return norm.quantised(rows, kernels) if self._is_int8 else norm(rows, kernels)
 
     def _attention(
-        self, layer: Layer, hidden: Tensor, rotation: Rotation | None, mask: Tensor | None, slots: Sequence[Tensor]
-    ) -> Tensor:
+        self,
+        layer: Layer,
+        taken: Tensor | Int8Rows,
+        rotation: Rotation | None,
+        mask: Tensor | None,
+        slots: Sequence[Tensor],
+        kernels: Kernels,
+    ) -> Tensor | Int8Rows:
         """[rows, query heads · head size]"""
-        heads, count = self.recipe.heads, len(hidden)
-        both = heads.queries + heads.keys
+        heads = self.recipe.heads
         keys, values, new_keys, new_values = slots
-        parts = layer.qkv(layer.before_attention(hidden)).view(count, -1, heads.size).transpose(0, 1)
-        qk = parts[:both]
+        parts = layer.qkv(taken, kernels)
         if layer.qk_norm is not None:
-            qk = layer.qk_norm(qk)
-        if rotation is not None:
-            qk = torch.addcmul(qk * rotation[0], qk.roll(heads.size // 2, -1), rotation[1])
-        new_keys.copy_(qk[heads.queries :])
-        new_values.copy_(parts[both:])
+            parts = self._qk_normed(layer.qk_norm, parts, kernels)
+        if rotation is None:
+            queries = fused.split(parts, new_keys, new_values, heads.queries)
+        else:
+            queries = kernels.rotated(parts, *rotation, new_keys, new_values, heads.queries)
         # The queries that share a key are rows of one head, so that keys and values need not be repeated.
-        queries = qk[: heads.queries].reshape(1, heads.keys, -1, heads.size)
+        queries = queries.reshape(1, heads.keys, -1, heads.size)
         attended = functional.scaled_dot_product_attention(queries, keys, values, mask, scale=layer.scale)
-        return attended.view(heads.queries, count, heads.size).transpose(0, 1).reshape(count, -1)
+        by_head = attended.view(heads.queries, len(parts), heads.size)
+        if self._is_int8:
+            return Int8Rows(*kernels.heads_in_8_bit(by_head))
+        return by_head.transpose(0, 1).reshape(len(parts), -1)
+
+    def _qk_normed(self, norm: RMSNorm, parts: Tensor, kernels: Kernels) -> Tensor:
+        """Queries and keys normed, head by head; values as they are. [rows, heads · head size]"""
+        heads, both = self.recipe.heads, self.recipe.heads.queries + self.recipe.heads.keys
+        split = parts.view(len(parts), -1, heads.size)
+        return torch.cat([norm(split[:, :both].transpose(0, 1)).transpose(0, 1), split[:, both:]], dim=1).flatten(1)
 
 
-def _added(linear: Linear, rows: Tensor, hidden: Tensor, after: Norm | None) -> Tensor:
-    return linear.plus(rows, hidden) if after is None else after(linear(rows)) + hidden
+def _added(linear: Linear, rows: Tensor | Int8Rows, hidden: Tensor, after: Norm | None, kernels: Kernels) -> Tensor:
+    if after is None:
+        return linear.plus(rows, hidden, kernels)
+    return after(linear(rows, kernels), kernels) + hidden

@@ -6,22 +6,22 @@ bits in a tree as alone, which is what makes speculation lossless with respect t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-_LARGEST = 127  # of both signs, so that zero is in the middle
-_LARGEST_ROUNDED = 126  # of activations, whose scale is rounded to 16 bit and may come out a little too small
-_FINER = 128  # rounding leaves at most a half; a power of two, so that no order of operations changes a bit
-_SMALLEST_SCALE = 1e-30  # rows of zeros have no scale of their own
+from sequoia.model.lean.fused import PLAIN, Kernels, in_8_bit
+
+_LARGEST = 127
+_SMALLEST_SCALE = 1e-30  # outputs of zeros alone have no scale of their own
 _TYPICAL_ROWS = 16  # that the packed layout is chosen for
 
 
-@dataclass(frozen=True)
-class Int8Rows:
+class Int8Rows(NamedTuple):
     """Activations in two terms: (first half of the values + second half / 128) * scale.
 
     One term alone costs perplexity, where a few numbers of a row are far larger than the others; a kernel that is busy
@@ -29,62 +29,53 @@ class Int8Rows:
     """
 
     values: Tensor  # int8, [2 * rows, in]
-    scale: Tensor  # in the rows' own format, [rows, 1]
+    scale: Tensor  # in 32 bit, as all that is calculated with it, [rows, 1]
 
 
 def quantised(rows: Tensor) -> Int8Rows:
     """Rows by their largest magnitude each. [rows, in]"""
-    steps, least = _steps(rows.dtype)
-    scales = torch.addcmul(least, rows.abs().amax(dim=-1, keepdim=True), steps)  # [2, rows, 1]
-    terms = torch.div(rows, scales.float()).round_()  # [2, rows, in], in 32 bit
-    whole, finer = terms.unbind()
-    finer.sub_(whole, alpha=_FINER)
-    return Int8Rows(terms.to(torch.int8).flatten(0, 1), scales[0])
-
-
-@cache
-def _steps(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """What a row's largest magnitude is multiplied with for the scales of both terms, [2, 1, 1], and the least."""
-    step = torch.tensor(1 / _LARGEST_ROUNDED, dtype=dtype)
-    return torch.stack([step, step / _FINER]).view(2, 1, 1), torch.tensor(_SMALLEST_SCALE, dtype=dtype)
+    return Int8Rows(*in_8_bit(rows))
 
 
 class Int8Weight:
-    """A quantised matrix and its bias.
+    """A quantised matrix and its bias. Products are in 32 bit, where small operations cost least.
 
     Args:
         weight: [out, in]; not kept.
-        bias: [out] or None; stays as it is.
+        bias: [out] or None; not quantised.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         whole = weight.float()
         scale = whole.abs().amax(dim=1).div_(_LARGEST).clamp_(min=_SMALLEST_SCALE)
         values = (whole / scale[:, None]).round_().to(torch.int8)
-        self._scale, self._bias, self._is_packed = scale, bias, has_kernels()
+        self._scale, self._is_packed = scale, has_kernels()
+        self._bias = None if bias is None else bias.float()
         self._zeros = torch.zeros(len(scale), dtype=torch.int64)  # the kernel's zero points
         self._values = _pack(values) if self._is_packed else values
 
-    def __call__(self, rows: Int8Rows) -> Tensor:
+    def __call__(self, rows: Int8Rows, kernels: Kernels = PLAIN) -> Tensor:
         """[rows, in] → [rows, out]"""
-        sums = self._sums(rows)
-        return sums.mul_(rows.scale) if self._bias is None else torch.addcmul(self._bias, sums, rows.scale)
+        found = kernels.summed(self._products(rows.values), rows.scale)
+        return found if self._bias is None else found.add_(self._bias)
 
-    def plus(self, rows: Int8Rows, other: Tensor) -> Tensor:
+    def plus(self, rows: Int8Rows, other: Tensor, kernels: Kernels = PLAIN) -> Tensor:
         """self(rows) + other"""
-        total = torch.addcmul(other, self._sums(rows), rows.scale)
+        total = kernels.added(self._products(rows.values), rows.scale, other)
         return total if self._bias is None else total.add_(self._bias)
 
-    def _sums(self, rows: Int8Rows) -> Tensor:
-        """[rows, out], without the rows' scales"""
-        first, second = self._products(rows.values, rows.scale.dtype).chunk(2)
-        return first.add_(second, alpha=1 / _FINER)
+    def gated(self, rows: Int8Rows, activation: Callable[[Tensor], Tensor], kernels: Kernels) -> Int8Rows:
+        """activation(gate) * up in 8 bit, where the outputs are a gate's and as many more."""
+        if self._bias is None:
+            return Int8Rows(*kernels.gated_in_8_bit(self._products(rows.values), rows.scale, activation))
+        gate, up = self(rows, kernels).chunk(2, dim=-1)
+        return Int8Rows(*kernels.in_8_bit(activation(gate).mul_(up)))
 
-    def _products(self, values: Tensor, dtype: torch.dtype) -> Tensor:
+    def _products(self, values: Tensor) -> Tensor:
         if self._is_packed:
-            return _multiplied(values, self._values, self._scale, self._zeros, dtype)
+            return _multiplied(values, self._values, self._scale, self._zeros)
         # The same sums, of integers in 32-bit floats.
-        return functional.linear(values.float(), self._values.float()).mul_(self._scale).to(dtype)
+        return functional.linear(values.float(), self._values.float()).mul_(self._scale)
 
 
 @cache
@@ -97,8 +88,7 @@ def has_kernels() -> bool:
     values[::2] = -_LARGEST
     scale, zeros = torch.ones(16), torch.zeros(16, dtype=torch.int64)
     try:
-        found = _multiplied(values, _pack(values), scale, zeros, torch.float32)
-        _multiplied(values[:1], _pack(values), scale, zeros, torch.bfloat16)
+        found = _multiplied(values, _pack(values), scale, zeros)
     except (RuntimeError, AttributeError, TypeError):  # private operators may be missing or change
         return False
     return torch.equal(found, values.float() @ values.float().T)
@@ -109,8 +99,8 @@ def _pack(values: Tensor) -> Tensor:
     return packed
 
 
-def _multiplied(values: Tensor, packed: Tensor, scale: Tensor, zeros: Tensor, dtype: torch.dtype) -> Tensor:
+def _multiplied(values: Tensor, packed: Tensor, scale: Tensor, zeros: Tensor) -> Tensor:
     product: Tensor = torch.ops.onednn.qlinear_pointwise.default(
-        values, 1.0, 0, packed, scale, zeros, None, 1.0, 0, dtype, "none", [], ""
+        values, 1.0, 0, packed, scale, zeros, None, 1.0, 0, torch.float32, "none", [], ""
     )
     return product

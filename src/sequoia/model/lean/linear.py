@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sequoia.model.lean.int8 import Int8Weight, quantised
+from sequoia.model.lean.fused import PLAIN, Kernels
+from sequoia.model.lean.int8 import Int8Rows, Int8Weight, quantised
 
 Activation = Callable[[Tensor], Tensor]
 
@@ -50,20 +51,21 @@ class Linear:
         has_bias = any(getattr(module, "bias", None) is not None for module in modules)
         self._bias = torch.cat([_bias(module) for module in modules]) if has_bias else None
 
-    def __call__(self, rows: Tensor) -> Tensor:
-        """[rows, in] → [rows, out]"""
+    def __call__(self, rows: Tensor | Int8Rows, kernels: Kernels = PLAIN) -> Tensor:
+        """[rows, in] → [rows, out], in 32 bit once quantised. Only then may rows be, too."""
         if self._int8 is not None:
-            return self._int8(quantised(rows))
+            return self._int8(_in_8_bit(rows), kernels)
+        assert isinstance(rows, Tensor)
         if self._packed is not None:
             packed: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._packed, self._bias, "none", [], "")
             return packed
         return functional.linear(rows, self._whole(), self._bias)
 
-    def activated(self, rows: Tensor, activation: str) -> Tensor:
+    def activated(self, rows: Tensor | Int8Rows, activation: str, kernels: Kernels = PLAIN) -> Tensor:
         """activation(self(rows))"""
         attribute, algorithm = _FUSED[activation]
-        if self._packed is None:
-            return _plain(activation)(self(rows))
+        if self._packed is None or isinstance(rows, Int8Rows):
+            return _plain(activation)(self(rows, kernels))
         packed: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._packed, self._bias, attribute, [], algorithm)
         return packed
 
@@ -71,11 +73,17 @@ class Linear:
         """self(rows) * factor"""
         return self(rows).mul_(factor) if self._packed is None else self._combined(rows, factor, "mul")
 
-    def plus(self, rows: Tensor, other: Tensor) -> Tensor:
+    def plus(self, rows: Tensor | Int8Rows, other: Tensor, kernels: Kernels = PLAIN) -> Tensor:
         """self(rows) + other"""
         if self._int8 is not None:
-            return self._int8.plus(quantised(rows), other)
+            return self._int8.plus(_in_8_bit(rows), other, kernels)
+        assert isinstance(rows, Tensor)
         return self(rows).add_(other) if self._packed is None else self._combined(rows, other, "add")
+
+    def gated(self, rows: Tensor | Int8Rows, activation: str, kernels: Kernels) -> Int8Rows:
+        """activation(gate) * up, once quantised, of a gate's outputs and as many more."""
+        assert self._int8 is not None
+        return self._int8.gated(_in_8_bit(rows), _plain(activation), kernels)
 
     def beside(self, other: Linear) -> Linear:
         """Both as one, this one's outputs first; before either is settled."""
@@ -124,12 +132,12 @@ class Gated:
         self.gate, self.up = gate, up
         self._both: Linear | None = None  # side by side, in 8 bit
 
-    def activated(self, rows: Tensor, activation: str) -> Tensor:
+    def activated(self, rows: Tensor | Int8Rows, activation: str, kernels: Kernels = PLAIN) -> Tensor | Int8Rows:
         """activation(gate(rows)) * up(rows)"""
-        if self._both is None:
-            return self.up.times(rows, self.gate.activated(rows, activation))
-        gate, up = self._both(rows).chunk(2, dim=-1)
-        return _plain(activation)(gate).mul_(up)
+        if self._both is not None:
+            return self._both.gated(rows, activation, kernels)
+        assert isinstance(rows, Tensor)
+        return self.up.times(rows, self.gate.activated(rows, activation))
 
     def settle(self, packed: bool, release: bool) -> None:
         """See `Linear.settle`."""
@@ -140,6 +148,10 @@ class Gated:
         """See `Linear.quantise`."""
         self._both = self.gate.beside(self.up)
         self._both.quantise(release)
+
+
+def _in_8_bit(rows: Tensor | Int8Rows) -> Int8Rows:
+    return rows if isinstance(rows, Int8Rows) else quantised(rows)
 
 
 def _plain(activation: str) -> Activation:
@@ -155,7 +167,7 @@ class PackedModule(nn.Module):
 
     def forward(self, rows: Tensor) -> Tensor:
         found = self.linear(rows.reshape(-1, rows.shape[-1]))  # [..., in] → [..., out]
-        return found.view(*rows.shape[:-1], found.shape[-1])
+        return found.view(*rows.shape[:-1], found.shape[-1]).to(rows.dtype)
 
 
 def pack_modules(model: Any) -> None:
