@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import re
 import struct
+from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -169,6 +171,12 @@ def free_bytes(device: torch.device) -> int | None:
         return None
     known = [limit for limit in (_available_memory(), _container_memory()) if limit is not None]
     return min(known, default=None)
+
+
+def return_freed_memory() -> None:
+    """Give back to the system what was freed, where the C library keeps it for later (glibc)."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _available_memory() -> int | None:

@@ -20,11 +20,11 @@ from torch import SymInt, Tensor, func
 from sequoia.model.lean.fused import PLAIN, Kernels
 
 _OPTIONS = {
-    "cpp.threads": 1,  # starting more takes longer than they save
     "compile_threads": 1,  # none of inductor's worker processes, which take the cores from the passes
     "size_asserts": False,
     "scalar_asserts": False,
 }
+_WIDE = 2048  # outputs from which on more threads than one save more than it takes to start them
 _ROWS = (7, 11, 1)  # in passes that calls are taken from: two to see what follows the rows, and the case on its own
 _TOLERANCE = 0.2  # as for 16-bit passes: rounding may move an 8-bit number's second half by all of its range
 
@@ -171,7 +171,8 @@ def _compile(site: Site) -> Callable[[list[Any]], Sequence[Any]]:
         graph = make_fx(func.functionalize(body, remove="mutations"), decomposition_table=select_decomp_table())(
             *inputs
         )
-    with config.patch(_OPTIONS), tracing(TracingContext(mode)):
+    threads = torch.get_num_threads() if site.calls[0][0].shape[-1] >= _WIDE else 1
+    with config.patch(_OPTIONS | {"cpp.threads": threads}), tracing(TracingContext(mode)):
         output: Any = compile_fx_inner(graph, inputs)
     run: Callable[[list[Any]], Sequence[Any]] = output.current_callable
     return run

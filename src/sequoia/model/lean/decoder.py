@@ -21,6 +21,7 @@ from sequoia.model.lean.cache import LeanCache
 from sequoia.model.lean.fused import PLAIN, Kernels
 from sequoia.model.lean.int8 import Int8Rows, quantised
 from sequoia.model.lean.linear import Gated, Linear
+from sequoia.model.placement import return_freed_memory
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ class Recipe:
     layers: Sequence[Layer]
     norm: Norm
     head: Linear
-    pack_head: bool  # a packed head is a second copy where it shares its weight with the embedding
+    shares_head: bool  # whether the head's weight is the embedding's, which is needed as it is
 
 
 class LeanDecoder:
@@ -143,13 +144,15 @@ class LeanDecoder:
         for layer in self.recipe.layers:
             for linear in layer.linears:
                 linear.settle(packed, release)
-        self.recipe.head.settle(packed and self.recipe.pack_head, release)
+            return_freed_memory()
+        self.recipe.head.settle(packed and not self.recipe.shares_head, release)
 
     def quantise(self, release: bool) -> None:
         """See `Linear.quantise`; norms, embeddings and positions stay as they are."""
         for layer in self.recipe.layers:
             for linear in layer.linears:
                 linear.quantise(release)
+            return_freed_memory()
         self.recipe.head.quantise(release)
         self._is_int8 = True
 

@@ -57,13 +57,13 @@ def heads_in_8_bit(attended: Tensor) -> tuple[Tensor, Tensor]:
 
 def summed(products: Tensor, scale: Tensor) -> Tensor:
     """Both halves of an 8-bit product. [2 · rows, out] → [rows, out], in 32 bit"""
-    first, second = products.chunk(2)
+    first, second = products.float().chunk(2)
     return torch.add(first, second, alpha=1 / _FINER).mul_(scale)
 
 
 def added(products: Tensor, scale: Tensor, other: Tensor) -> Tensor:
     """summed + other"""
-    first, second = products.chunk(2)
+    first, second = products.float().chunk(2)
     return torch.addcmul(other, torch.add(first, second, alpha=1 / _FINER), scale)
 
 

@@ -38,7 +38,7 @@ def quantised(rows: Tensor) -> Int8Rows:
 
 
 class Int8Weight:
-    """A quantised matrix and its bias. Products are in 32 bit, where small operations cost least.
+    """A quantised matrix and its bias. Products leave the kernel in the weight's format, and go on in 32 bit.
 
     Args:
         weight: [out, in]; not kept.
@@ -51,6 +51,7 @@ class Int8Weight:
         values = (whole / scale[:, None]).round_().to(torch.int8)
         self._scale, self._is_packed = scale, has_kernels()
         self._bias = None if bias is None else bias.float()
+        self._dtype = weight.dtype
         self._zeros = torch.zeros(len(scale), dtype=torch.int64)  # the kernel's zero points
         self._values = _pack(values) if self._is_packed else values
 
@@ -73,9 +74,9 @@ class Int8Weight:
 
     def _products(self, values: Tensor) -> Tensor:
         if self._is_packed:
-            return _multiplied(values, self._values, self._scale, self._zeros)
+            return _multiplied(values, self._values, self._scale, self._zeros, self._dtype)
         # The same sums, of integers in 32-bit floats.
-        return functional.linear(values.float(), self._values.float()).mul_(self._scale)
+        return functional.linear(values.float(), self._values.float()).mul_(self._scale).to(self._dtype)
 
 
 @cache
@@ -88,7 +89,8 @@ def has_kernels() -> bool:
     values[::2] = -_LARGEST
     scale, zeros = torch.ones(16), torch.zeros(16, dtype=torch.int64)
     try:
-        found = _multiplied(values, _pack(values), scale, zeros)
+        found = _multiplied(values, _pack(values), scale, zeros, torch.float32)
+        _multiplied(values[:1], _pack(values), scale, zeros, torch.bfloat16)
     except (RuntimeError, AttributeError, TypeError):  # private operators may be missing or change
         return False
     return torch.equal(found, values.float() @ values.float().T)
@@ -99,8 +101,8 @@ def _pack(values: Tensor) -> Tensor:
     return packed
 
 
-def _multiplied(values: Tensor, packed: Tensor, scale: Tensor, zeros: Tensor) -> Tensor:
+def _multiplied(values: Tensor, packed: Tensor, scale: Tensor, zeros: Tensor, dtype: torch.dtype) -> Tensor:
     product: Tensor = torch.ops.onednn.qlinear_pointwise.default(
-        values, 1.0, 0, packed, scale, zeros, None, 1.0, 0, torch.float32, "none", [], ""
+        values, 1.0, 0, packed, scale, zeros, None, 1.0, 0, dtype, "none", [], ""
     )
     return product

@@ -30,8 +30,6 @@ _PLAIN: dict[str, Activation] = {
 }
 ACTIVATIONS = frozenset(_FUSED)
 
-_LARGEST_COPY = 0.25  # of all weights
-
 
 class Linear:
     """rows @ weight.T + bias, with what follows it in the same kernel where there is one.
@@ -172,7 +170,7 @@ class PackedModule(nn.Module):
 
 def pack_modules(model: Any) -> None:
     """Pack every linear layer in place, for models that run in transformers' modules."""
-    left = None if may_pack_head(model) else model.get_output_embeddings()
+    left = model.get_output_embeddings() if shares_head(model) else None
     _replace(model, lambda linear: linear.settle(packed=True, release=True), left)
 
 
@@ -190,11 +188,10 @@ def _replace(model: nn.Module, settle: Callable[[Linear], None], left: nn.Module
                 setattr(parent, name, PackedModule(linear))
 
 
-def may_pack_head(model: Any) -> bool:
-    """Where the embedding needs the same weight in its own layout, only if the copy is small beside the rest."""
+def shares_head(model: Any) -> bool:
+    """Whether the head has the embedding's weight, which is needed as it is: packed it would be there twice."""
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
-    shared = head is not None and head.weight is embedding.weight
-    return not shared or head.weight.numel() <= _LARGEST_COPY * sum(entry.numel() for entry in model.parameters())
+    return head is not None and head.weight is embedding.weight
 
 
 def can_pack(dtype: torch.dtype, device: torch.device) -> bool:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sequoia.model.lean.decoder import Heads, Layer, LayerNorm, Recipe, RMSNorm, Rotation
-from sequoia.model.lean.linear import ACTIVATIONS, Gated, Linear, may_pack_head
+from sequoia.model.lean.linear import ACTIVATIONS, Gated, Linear, shares_head
 
 _FULL = "full_attention"
 _OWN = ("torch.nn.modules.", "transformers.models.", "transformers.activations", "transformers.pytorch_utils")
@@ -55,7 +55,7 @@ def _llama(model: Any, config: Any) -> Recipe:
         layers=[_llama_layer(layer, heads, kind, config) for layer, kind in zip(decoder.layers, kinds, strict=True)],
         norm=_rms(decoder.norm),
         head=Linear([model.lm_head]),
-        pack_head=may_pack_head(model),
+        shares_head=shares_head(model),
     )
 
 
@@ -105,7 +105,7 @@ def _gpt2(model: Any, config: Any) -> Recipe:
         ],
         norm=_layer_norm(decoder.ln_f),
         head=Linear([model.lm_head]),
-        pack_head=may_pack_head(model),
+        shares_head=shares_head(model),
     )
 
 
