@@ -18,6 +18,7 @@ from sequoia.model.lean.fused import PLAIN, Kernels, in_8_bit
 
 _LARGEST = 127
 _SMALLEST_SCALE = 1e-30  # outputs of zeros alone have no scale of their own
+_PIECE = 4096  # outputs quantised at a time: a large head is not copied whole in 32 bit
 _TYPICAL_ROWS = 16  # that the packed layout is chosen for
 
 
@@ -46,9 +47,8 @@ class Int8Weight:
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        whole = weight.float()
-        scale = whole.abs().amax(dim=1).div_(_LARGEST).clamp_(min=_SMALLEST_SCALE)
-        values = (whole / scale[:, None]).round_().to(torch.int8)
+        rounded = [_rounded(piece) for piece in weight.split(_PIECE)]
+        scale, values = (torch.cat(parts) for parts in zip(*rounded, strict=True))
         self._scale, self._is_packed = scale, has_kernels()
         self._bias = None if bias is None else bias.float()
         self._dtype = weight.dtype
@@ -77,6 +77,13 @@ class Int8Weight:
             return _multiplied(values, self._values, self._scale, self._zeros, self._dtype)
         # The same sums, of integers in 32-bit floats.
         return functional.linear(values.float(), self._values.float()).mul_(self._scale).to(self._dtype)
+
+
+def _rounded(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Scale [out] and 8-bit values [out, in]."""
+    whole = weight.float()
+    scale = whole.abs().amax(dim=1).div_(_LARGEST).clamp_(min=_SMALLEST_SCALE)
+    return scale, (whole / scale[:, None]).round_().to(torch.int8)
 
 
 @cache
