@@ -53,7 +53,7 @@ def print_tables(summary: Summary) -> None:
 
 def _lines_below(summary: Summary) -> list[str]:
     run = summary.run
-    about = " · ".join(filter(None, (wording.subject(run), wording.machine(run), wording.workload(run))))
+    about = " · ".join(filter(None, (wording.subject(run), wording.machine(run.machine), wording.workload(run))))
     return [*filter(None, [wording.progress(summary)]), about, wording.CONVENTIONS]
 
 

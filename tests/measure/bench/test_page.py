@@ -12,7 +12,7 @@ import synthetic
 from synthetic import GREEDY
 
 from sequoia.errors import FileError
-from sequoia.measure.bench import page as page_module
+from sequoia.measure import document as document_module
 from sequoia.measure.bench.page import page, write_page
 from sequoia.measure.bench.picture import draw_round, visible
 from sequoia.measure.bench.records import Results, RoundEntry
@@ -163,7 +163,7 @@ def test_a_page_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     def full_disk(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(page_module.os, "replace", full_disk)
+    monkeypatch.setattr(document_module.os, "replace", full_disk)
     with pytest.raises(FileError, match="No space left"):
         write_page(path, results, summary)
     assert [entry.name for entry in tmp_path.iterdir()] == ["report.html"]
