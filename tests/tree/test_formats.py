@@ -107,6 +107,21 @@ def test_nodes_are_renumbered_where_siblings_are_out_of_order():
     assert read(record) == TreeShape([-1, 0, 0, 2, 2, 3])
 
 
+def test_siblings_need_not_lie_side_by_side():
+    # UMbreLLa's tool numbers a level by score. Node 1 has 4; node 2 has 3 and 5.
+    mask = np.eye(6, dtype=np.int64)
+    mask[:, 0] = mask[4, 1] = mask[3, 2] = mask[5, 2] = 1
+    record = {
+        "roots": [[0], [1, 2], [3, 4, 5]],
+        "branches": [[2], [1, 2], [0, 0, 0]],
+        "Successors": [[1, 2], [4], [3, 5], [], [], []],
+        "mask": mask.tolist(),
+        "depth": [0, 1, 1, 2, 2, 2],
+        "size": 6,
+    }
+    assert read(record) == TreeShape([-1, 0, 0, 1, 2, 2])
+
+
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [

@@ -15,6 +15,9 @@ from sequoia.tree.checks import require_integer, require_nodes
 from sequoia.tree.profile import AcceptanceProfile
 from sequoia.tree.shape import TreeShape
 
+TORCH_SUFFIXES = (".pt", ".pth")
+"""How files that need torch to be read end."""
+
 _GROWMAP_KEYS = ("roots", "branches", "Successors", "mask", "depth", "size")
 # A vector with the rejected share sums to 1 but for rounding, by hand too. One without it that comes as near by chance
 # loses its last rank, which costs little; the other mistake would turn the rejected share into a rank.
