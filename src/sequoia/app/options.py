@@ -68,7 +68,27 @@ Threads = Annotated[
     typer.Option(min=1, help="Of the CPU.", show_default="one for each core", rich_help_panel=_MODELS),
 ]
 
-Tree = Annotated[str, typer.Option(help=f"{TREE_FORMS}.", metavar="TREE", rich_help_panel=TREE_PANEL)]
+Tree = Annotated[
+    str,
+    typer.Option(help=f"auto, {TREE_FORMS}.", show_default="auto: planned", metavar="TREE", rich_help_panel=TREE_PANEL),
+]
+Plan = Annotated[
+    Path | None,
+    typer.Option(
+        help="What `sequoia tune` wrote for this pair of models.",
+        show_default="the one tuned here earlier, if any",
+        metavar="FILE",
+        rich_help_panel=TREE_PANEL,
+    ),
+]
+NoGuard = Annotated[
+    bool,
+    typer.Option(
+        "--no-guard",
+        help="Keep to the plan, also where plain decoding is measured to be faster.",
+        rich_help_panel=TREE_PANEL,
+    ),
+]
 Profile = Annotated[
     Path | None,
     typer.Option(
