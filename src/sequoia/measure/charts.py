@@ -6,7 +6,7 @@ import io
 import logging
 import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,6 @@ INK, FADED, GRID, PLAIN = "#24292f", "#57606a", "#d0d7de", "#8c959f"
 COLOURS = ("#2f6f9f", "#bc4c00", "#1a7f37", "#8250df", "#bf3989", "#9a6700", "#0e7a86", "#cf222e", "#57606a")
 DASHED = (0, (4, 3))
 WIDTH = 5.6  # inches
-_TICKS_APART = 1.2
 _STYLE: Any = {
     "font.size": 9.5,
     "text.color": INK,
@@ -59,57 +58,6 @@ def png(width: float, height: float, draw: Callable[[Figure], None], dots: int =
         data = io.BytesIO()
         figure.savefig(data, format="png", dpi=dots, facecolor="white", metadata={"Software": None})
     return data.getvalue()
-
-
-def short_name(name: str) -> str:
-    """Short enough for a margin; names of files may hold what no font and no file takes."""
-    name = name.encode("utf-8", "replace").decode("utf-8")
-    return name if len(name) <= 30 else f"{name[:14]}…{name[-15:]}"
-
-
-def label_at_margin(axes: Axes, ends: Sequence[tuple[float, float, str, str]]) -> None:
-    """Names right of the axes, moved apart, each joined to its point.
-
-    Args:
-        ends: (x, y, name, colour) of each point, on a linear y axis.
-    """
-    lowest, highest = axes.get_ylim()
-    ordered = sorted(ends, key=lambda end: end[1])
-    least = min(0.055, 1 / max(len(ordered), 1))
-    found = [(y - lowest) / (highest - lowest) for _, y, _, _ in ordered]
-    for (x, y, name, colour), height in zip(ordered, moved_apart(found, least), strict=True):
-        axes.annotate(
-            name,
-            xy=(x, y),
-            xytext=(1.05, height),
-            textcoords="axes fraction",
-            va="center",
-            color=colour,
-            fontsize=8.5,
-            arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.6, "alpha": 0.6, "shrinkB": 4},
-            annotation_clip=False,
-        )
-
-
-def moved_apart(heights: Sequence[float], least: float) -> list[float]:
-    """Ascending numbers in 0 to 1, at least `least` apart, close to where they were."""
-    moved: list[float] = []
-    for height in heights:
-        moved.append(max(height, moved[-1] + least) if moved else height)
-    ceiling = 1.0
-    for index in reversed(range(len(moved))):
-        moved[index] = min(moved[index], ceiling)
-        ceiling = moved[index] - least
-    return moved
-
-
-def ticks(sizes: Sequence[int], apart: float = _TICKS_APART) -> list[int]:
-    """The sizes whose labels do not run into each other on a logarithmic axis; frequent ones first."""
-    shown: list[int] = []
-    for size in sorted(set(sizes), key=lambda size: (-sizes.count(size), size)):
-        if all(max(size, other) >= apart * min(size, other) for other in shown):
-            shown.append(size)
-    return sorted(shown)
 
 
 @contextmanager

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
-from uuid import uuid4
-
-from sequoia.errors import FileError
 
 _SHEET = Path(__file__).with_name("page.css")
 
@@ -26,24 +22,6 @@ def document(title: str, header: str, sections: Iterable[str]) -> str:
         f"<title>{escape(title)}</title><style>{_SHEET.read_text(encoding='utf-8')}</style></head>"
         f"<body><header>{header}</header><main>{''.join(sections)}</main></body></html>\n"
     )
-
-
-def write_whole(path: Path, content: str | bytes) -> None:
-    """Write the file, whole or not at all; what no file takes of a text is replaced.
-
-    Raises:
-        FileError: it cannot be written.
-    """
-    found = content if isinstance(content, bytes) else content.encode("utf-8", "replace")
-    part = path.with_name(f".{path.name}.{uuid4().hex}.part")
-    try:
-        try:
-            part.write_bytes(found)
-            os.replace(part, path)
-        finally:
-            part.unlink(missing_ok=True)
-    except OSError as error:
-        raise FileError(f"cannot write {path}: {error.strerror or error}.") from error
 
 
 def section(title: str, lead: str, content: str) -> str:
@@ -67,16 +45,18 @@ def definitions(entries: Iterable[tuple[str, str]]) -> str:
     return f"<dl>{''.join(f'<dt>{escape(name)}</dt><dd>{escape(text)}</dd>' for name, text in entries)}</dl>"
 
 
-def table(headings: Iterable[str], rows: Iterable[tuple[str, Sequence[str]]]) -> str:
+def table(headings: Iterable[str], rows: Iterable[tuple[str, Sequence[str]]], kind: str = "") -> str:
     """A table whose first column names the row and stays in sight.
 
     Args:
         headings: text.
         rows: the row's attributes, and its cells in HTML.
+        kind: its class in the style sheet.
     """
+    mark = f' class="{kind}"' if kind else ""
     head = "".join(f'<th scope="col">{escape(heading)}</th>' for heading in headings)
     body = "".join(
-        f'<tr{mark}><th scope="row">{cells[0]}</th>{"".join(f"<td>{cell}</td>" for cell in cells[1:])}</tr>'
-        for mark, cells in rows
+        f'<tr{attributes}><th scope="row">{cells[0]}</th>{"".join(f"<td>{cell}</td>" for cell in cells[1:])}</tr>'
+        for attributes, cells in rows
     )
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    return f'<div class="scroll"><table{mark}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'

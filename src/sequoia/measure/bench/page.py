@@ -12,7 +12,8 @@ from sequoia.measure.bench.plots import fastest, size_plot, speed_plot
 from sequoia.measure.bench.records import Finding, Results, RoundEntry
 from sequoia.measure.bench.summary import SettingSummary, Summary
 from sequoia.measure.bench.tables import acceptance_table, category_table, figures_table
-from sequoia.measure.document import definitions, details, document, figure, section, write_whole
+from sequoia.measure.document import definitions, details, document, figure, section
+from sequoia.tree.records import save_bytes
 
 PAGE_NAME = "report.html"
 _MOST_LISTED = 50
@@ -46,7 +47,7 @@ def write_page(path: Path, results: Results, summary: Summary) -> None:
     Raises:
         FileError: it cannot be written.
     """
-    write_whole(path, page(results, summary))
+    save_bytes(path, page(results, summary).encode("utf-8", "replace"))
 
 
 def page(results: Results, summary: Summary) -> str:

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 from sequoia.measure.bench import wording
 from sequoia.measure.bench.bootstrap import Estimate
 from sequoia.measure.bench.summary import BASELINE, MethodSummary, SettingSummary
-from sequoia.measure.charts import COLOURS, DASHED, INK, PLAIN, label_at_margin, short_name, svg, ticks
+from sequoia.measure.charts import COLOURS, DASHED, INK, PLAIN, svg
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _BAR = COLOURS[0]
 _MARKERS = "osD^vPX*h"
+_TICKS_APART = 1.2
 _ASIDE = 1.06  # from one kind of tree to the next: those of one size would hide each other
 
 
@@ -69,7 +70,7 @@ def _draw_speed(axes: Axes, bars: Sequence[tuple[MethodSummary, Estimate]], limi
         axes.text(high + 0.02 * limit, row, _label(entry), va="center", fontsize=8.5, bbox=paper)
         if entry.method.name == BASELINE:
             axes.axvline(estimate.value, color=INK, linewidth=0.9, linestyle=DASHED)
-    axes.set_yticks(range(len(bars)), [short_name(entry.method.name) for entry, _ in bars])
+    axes.set_yticks(range(len(bars)), [_name(entry.method.name) for entry, _ in bars])
     axes.set_ylim(len(bars) - 0.4, -0.6)
     axes.set_xlim(0, 1.3 * limit)
     axes.tick_params(axis="y", length=0)
@@ -82,6 +83,12 @@ def _label(entry: MethodSummary) -> str:
     value = wording.figure(entry.overall.tokens_per_second)
     known = entry.overall.speedup is not None and entry.method.name != BASELINE
     return f"{value} · {wording.figure(entry.overall.speedup, '×')}" if known else value
+
+
+def _name(name: str) -> str:
+    """Short enough for a margin; names of files may hold what no font and no file takes."""
+    name = name.encode("utf-8", "replace").decode("utf-8")
+    return name if len(name) <= 30 else f"{name[:14]}…{name[-15:]}"
 
 
 def _draw_sizes(axes: Axes, entries: Sequence[MethodSummary]) -> None:
@@ -97,8 +104,8 @@ def _draw_sizes(axes: Axes, entries: Sequence[MethodSummary]) -> None:
         ends.append((*_draw_family(axes, members, colour, marker, aside), family, colour))
     lowest, highest = axes.get_ylim()
     axes.set_ylim(min(lowest, 0.9), highest)
-    label_at_margin(axes, ends)
-    axes.set_xticks(ticks(sizes), list(map(str, ticks(sizes))))
+    _label_at_margin(axes, ends)
+    axes.set_xticks(_ticks(sizes), list(map(str, _ticks(sizes))))
     axes.minorticks_off()
     axes.grid(axis="y", linewidth=0.6)
     axes.set_axisbelow(True)
@@ -115,7 +122,7 @@ def _families(entries: Sequence[MethodSummary]) -> Iterator[tuple[str, list[Meth
     ordered = sorted(entries, key=lambda entry: (family(entry), entry.method.tree_size or 0))
     for name, group in groupby(ordered, family):
         members = list(group)
-        yield short_name(name if len(members) > 1 else members[0].method.name), members
+        yield _name(name if len(members) > 1 else members[0].method.name), members
 
 
 def _draw_family(
@@ -132,3 +139,44 @@ def _draw_family(
     sizes, values = [size for size, _ in points], [estimate.value for _, estimate in points]
     axes.plot(sizes, values, color=colour, marker=marker, markersize=6, linewidth=1.3)
     return sizes[-1], values[-1]
+
+
+def _label_at_margin(axes: Axes, ends: Sequence[tuple[float, float, str, str]]) -> None:
+    """Names right of the axes, moved apart, each joined to its point."""
+    lowest, highest = axes.get_ylim()
+    ordered = sorted(ends, key=lambda end: end[1])
+    least = min(0.055, 1 / max(len(ordered), 1))
+    heights = _moved_apart([(value - lowest) / (highest - lowest) for _, value, _, _ in ordered], least)
+    for (size, value, name, colour), height in zip(ordered, heights, strict=True):
+        axes.annotate(
+            name,
+            xy=(size, value),
+            xytext=(1.05, height),
+            textcoords="axes fraction",
+            va="center",
+            color=colour,
+            fontsize=8.5,
+            arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.6, "alpha": 0.6, "shrinkB": 4},
+            annotation_clip=False,
+        )
+
+
+def _moved_apart(heights: Sequence[float], least: float) -> list[float]:
+    """Ascending numbers in 0 to 1, at least `least` apart, close to where they were."""
+    moved: list[float] = []
+    for height in heights:
+        moved.append(max(height, moved[-1] + least) if moved else height)
+    ceiling = 1.0
+    for index in reversed(range(len(moved))):
+        moved[index] = min(moved[index], ceiling)
+        ceiling = moved[index] - least
+    return moved
+
+
+def _ticks(sizes: Sequence[int]) -> list[int]:
+    """The sizes whose labels do not run into each other on a logarithmic axis; frequent ones first."""
+    shown: list[int] = []
+    for size in sorted(set(sizes), key=lambda size: (-sizes.count(size), size)):
+        if all(max(size, other) >= _TICKS_APART * min(size, other) for other in shown):
+            shown.append(size)
+    return sorted(shown)
