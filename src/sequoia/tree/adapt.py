@@ -64,25 +64,24 @@ class AdaptiveProfile:
                 `accepted`, so that rates of later ranks come out low.
 
         Raises:
-            UsageError: lists of different length, a negative count, or more accepted than visited.
+            UsageError: lists of different length, a negative count, more accepted than visited, or a depth that the
+                shape does not have.
         """
+        if shape is not None and len(visits) > shape.depth:
+            raise UsageError(
+                f"visits has {len(visits)} depths, but no node deeper than {shape.depth - 1} has children."
+            )
         if len(visits) != len(accepted):
             raise UsageError(f"visits has {len(visits)} depths but accepted has {len(accepted)}. Give both for each.")
         rows = [_checked(depth, *counts) for depth, counts in enumerate(zip(visits, accepted, strict=True))]
         self._decay(visits[0] if len(visits) else 0)
-        offering = None if shape is None else self._offering(shape)
+        offering = [] if shape is None else self._offering(shape)
         for depth, counts in enumerate(rows):
-            ranks = np.zeros(self._prior.ranks)
-            known = counts[: len(ranks)]
-            ranks[: len(known)] = known
-            before = np.concatenate([[0.0], np.cumsum(ranks)[:-1]])
-            if offering is None:
-                reached = np.where(np.arange(len(ranks)) < len(known), visits[depth] - before, 0.0)
-            else:
-                reached = (visits[depth] - before) * offering[depth] if depth < len(offering) else np.zeros(len(ranks))
-            row = self._row(depth)
-            self._trials[row] += np.maximum(reached, ranks)
-            self._accepted[row] += ranks
+            taken = self._padded(counts)
+            offered = self._padded([1.0] * len(counts)) if shape is None else offering[depth]
+            reached = (visits[depth] - np.cumsum(taken) + taken) * offered
+            self._trials[self._row(depth)] += np.maximum(reached, taken)
+            self._accepted[self._row(depth)] += taken
 
     @property
     def profile(self) -> AcceptanceProfile:
@@ -103,6 +102,11 @@ class AdaptiveProfile:
             has = children[:, None] > np.arange(self._prior.ranks)
             shares.append(visited @ has / visited.sum())
         return shares
+
+    def _padded(self, values: Sequence[float]) -> FloatArray:
+        """By rank [ranks]."""
+        known = values[: self._prior.ranks]
+        return np.pad(np.array(known, dtype=np.float64), (0, self._prior.ranks - len(known)))
 
     def _row(self, depth: int) -> int:
         return min(depth, len(self._trials) - 1)

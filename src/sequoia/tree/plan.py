@@ -105,6 +105,8 @@ class BatchOption:
 
     def __post_init__(self) -> None:
         require_integer("batch", self.batch, least=1)
+        if not isinstance(self.extrapolated, bool):
+            raise UsageError(f"extrapolated must be true or false, not {self.extrapolated!r}.")
         object.__setattr__(self, "options", one_of_each(self.options))
 
     @property
@@ -130,7 +132,7 @@ class BatchOption:
     def from_dict(cls, record: Any) -> BatchOption:
         """Build from what `to_dict` gave. UsageError for anything else."""
         checked = require_keys("a batch option", record, ["batch", "options", "extrapolated"])
-        return cls(checked["batch"], read_options("options", checked["options"]), bool(checked["extrapolated"]))
+        return cls(checked["batch"], read_options("options", checked["options"]), checked["extrapolated"])
 
 
 @dataclass(frozen=True, repr=False)
