@@ -12,7 +12,7 @@ from sequoia.measure.bench.records import Finding, MethodEntry, RunEntry
 from sequoia.measure.bench.summary import BASELINE, MethodSummary, Summary
 
 NOTHING = "–"
-_DEFAULT_TARGET = "SmolLM2-135M-Instruct"  # its short name, which is no name to load it by
+DEFAULT_TARGET = "SmolLM2-135M-Instruct"  # its short name, which is no name to load it by
 CONVENTIONS = (
     "speedup: plain's time per token to the method's, over the same requests; tokens/s: decoding, from the first step "
     "to the last; accepted length: tokens per target pass, next token included; in brackets: 95% bootstrap intervals"
@@ -118,7 +118,7 @@ def command(run: RunEntry) -> str:
         "--count": str(len(run.prompts)),
     }
     for name in ("target", "draft", "dtype", "device", "max_tokens", "prompt_tokens", "repeats", "seed"):
-        if settings.get(name) not in (None, _DEFAULT_TARGET):
+        if settings.get(name) not in (None, DEFAULT_TARGET):
             options["--" + name.replace("_", "-")] = str(settings[name])
     if run.machine.get("threads"):
         options["--threads"] = str(run.machine["threads"])
