@@ -133,7 +133,7 @@ def plan_file(*temperatures: float) -> PlanFile:
     def plan(temperature):
         tree = option("tree", TreeShape.beam(2 + round(temperature), 2), 1.0)
         options = (option("off", TreeShape.root_only(), 3.0), option("chain", TreeShape.chain(3), 2.0), tree)
-        return Plan({"temperature": temperature}, PROFILE, options)
+        return Plan({"temperature": temperature, "top_p": 0.9}, PROFILE, options)  # at temperature 0 it means nothing
 
     latency = LatencyProfile({128: {1: Timing(1.0, 0.0)}}, {1: Timing(0.1, 0.0)}, {}, {})
     batch = (BatchOption(8, (option("off", TreeShape.root_only(), 3.0),), False),)

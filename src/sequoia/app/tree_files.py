@@ -56,8 +56,6 @@ def choose_plan(plan_file: PlanFile, temperature: float | None) -> Plan:
     Raises:
         UsageError: there is none for it.
     """
-    from sequoia.params import SamplingParams
-
     planned = [plan.params["temperature"] for plan in plan_file.plans]
     if temperature is None:
         if len(planned) > 1:
@@ -65,7 +63,7 @@ def choose_plan(plan_file: PlanFile, temperature: float | None) -> Plan:
         return plan_file.plans[0]
     if temperature not in planned:
         raise UsageError(f"no plan for temperature {temperature:g}. There are plans for {_listed(planned)}.")
-    return plan_file.plan_for(SamplingParams(temperature=temperature))
+    return plan_file.plans[planned.index(temperature)]  # whatever its other parameters are
 
 
 def _listed(temperatures: list[float]) -> str:
