@@ -100,7 +100,8 @@ def test_json_is_one_object(cli, tiny, engine):
         "verifier": "sequoia",
         "path": "lean decoder, fp32",
         "draft_path": None,
-        "tree": {"size": 16, "depth": 4, "dynamic": False},
+        "params": {"temperature": params.temperature},
+        "tree": {"size": 16, "depth": 4, "dynamic": False, "parents": list(engine.tree.parents)},
         "plan": None,
     }
 

@@ -6,7 +6,7 @@ import json
 import math
 import sys
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from sequoia.app.output import console, write_out
 from sequoia.app.report_plan import end_mark, plan_mark, plan_record, print_plan
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from sequoia.speculate.session import TokenLogprobs
     from sequoia.speculate.stats import Stats
     from sequoia.tree.dynamic import Tree
+    from sequoia.tree.shape import TreeShape
 
 _GAP = " " * 6
 _COLUMNS_WITHOUT_RANKS = 26  # of the acceptance table
@@ -69,13 +70,16 @@ def closing_line(answer: Answer, engine: Engine, params: SamplingParams) -> str:
 
 
 def print_json(answer: Answer, engine: Engine, params: SamplingParams, prompt_tokens: int) -> None:
-    """One JSON object on stdout."""
+    """One JSON object on stdout; `sequoia tune --from-run` reads it."""
+    from sequoia.tree.plan import law_of
+
     record = {
         "text": answer.text,
         "token_ids": answer.token_ids,
         "finish_reason": answer.finish_reason,
         "logprobs": [_logprobs(entry) for entry in answer.logprobs] if answer.with_logprobs else None,
         "prompt_tokens": prompt_tokens,
+        "params": law_of(params),
         "target": engine.target.loaded.name,
         "draft": _draft_name(engine),
         "dtype": _dtype(engine),
@@ -182,7 +186,9 @@ def _tree(tree: Tree) -> str:
 
 
 def _tree_record(tree: Tree) -> dict[str, Any]:
-    return {"size": tree.size, "depth": tree.depth, "dynamic": _is_dynamic(tree)}
+    is_dynamic = _is_dynamic(tree)
+    parents = None if is_dynamic else list(cast("TreeShape", tree).parents)
+    return {"size": tree.size, "depth": tree.depth, "dynamic": is_dynamic, "parents": parents}
 
 
 def _is_dynamic(tree: Tree) -> bool:
