@@ -11,6 +11,8 @@ from sequoia.measure.bench.wording import DEFAULT_TARGET, count
 from sequoia.tree.option import Option
 from sequoia.tree.plan import Plan, PlanFile
 
+_DATA_OPTIONS = ("count", "samples", "tokens", "prompt_tokens", "seed", "seconds", "max_size", "max_depth")
+
 
 def subject(pair: Mapping[str, Any]) -> str:
     """SmolLM2-135M-Instruct · draft ngram · bf16 · cpu · 2 threads"""
@@ -63,7 +65,7 @@ def command(file: PlanFile) -> str:
         "threads": pair.get("threads"),
         "temperature": ",".join(f"{plan.params['temperature']:g}" for plan in file.plans),
         **others,
-        **{name: data.get(name) for name in ("count", "samples", "tokens", "prompt_tokens", "seed")},
+        **{name: data.get(name) for name in _DATA_OPTIONS},
         "batch": ",".join(str(option.batch) for option in file.batch),
     }
     given = [("--" + name.replace("_", "-"), value) for name, value in options.items() if value not in (None, "")]
