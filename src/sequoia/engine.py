@@ -258,8 +258,9 @@ def load(
         ModelError: a model cannot be loaded or cannot follow a tree exactly.
         VocabularyError: draft and target do not share their token ids.
     """
+    choice = PlanChoice.of(plan, tree, profile, guard, adapt)
     resolved = named_tree(tree, profile, draft)
-    chosen, choice = verifier_for(verifier, resolved), PlanChoice.of(plan, tree, profile, guard, adapt)
+    chosen = verifier_for(verifier, resolved)
     model = proved(load_model(target, dtype=dtype, device=device, notice=notice))
     proposer = _draft(draft, model, draft_numbers(draft, draft_dtype, dtype, model.device), notice)
     return Engine(model, proposer, resolved, chosen, choice.planned(model, proposer, notice))

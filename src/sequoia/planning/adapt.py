@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from sequoia.speculate.stats import Stats
+from collections.abc import Iterable
+
+from sequoia.tree.adapt import AdaptiveProfile
 from sequoia.tree.choice import plan as planned
 from sequoia.tree.expected import expected_tokens
 from sequoia.tree.latency import LatencyProfile
 from sequoia.tree.plan import Plan
+from sequoia.tree.shape import TreeShape
 
-_MARGIN = 0.05  # predicted gain in seconds per token that another shape is taken for
+_MARGIN = 0.05  # predicted gain in time per token that another plan is taken for
+
+Walk = tuple[TreeShape, tuple[int, ...]]
+"""A round's tree, and its accepted nodes from the root's child down."""
 
 
 class Adaptation:
-    """One plan of a file, planned anew between requests.
+    """One plan of a file, made anew between requests.
 
     Args:
         plan: where it starts.
@@ -20,29 +26,30 @@ class Adaptation:
     """
 
     def __init__(self, plan: Plan, latency: LatencyProfile) -> None:
-        from sequoia.tree.adapt import AdaptiveProfile
-
         self._plan = plan
         self._latency = latency
         self._profile = AdaptiveProfile(plan.profile)
         self._is_current = True
 
-    def add(self, stats: Stats) -> None:
+    def add(self, walks: Iterable[Walk]) -> None:
         """Take in what a request accepted."""
-        if stats.visits:
-            self._profile.add(stats.visits, stats.accepted)
-            self._is_current = False
+        for shape, path in walks:
+            if shape.size > 1:
+                self._profile.observe(shape, path)
+                self._is_current = False
 
-    def current(self) -> Plan:
-        """The plan; another one where that is predicted to gain enough."""
+    @property
+    def plan(self) -> Plan:
+        """As it stands now: another one once that is predicted to gain enough."""
         if not self._is_current:
-            self._plan = self._replanned()
-            self._is_current = True
+            self._plan, self._is_current = self._better(), True
         return self._plan
 
-    def _replanned(self) -> Plan:
+    def _better(self) -> Plan:
         profile = self._profile.profile
         other = planned(profile, self._latency, params=self._plan.params)
+        if other.chosen.kind == "off":  # it would teach nothing more; falling back is the guard's business
+            return self._plan
         shape = self._plan.chosen.shape
         now = self._latency.round_seconds(shape) / expected_tokens(shape, profile)
         return other if now > (1 + _MARGIN) * other.chosen.prediction.seconds_per_token else self._plan

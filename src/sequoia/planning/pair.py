@@ -59,8 +59,8 @@ def require_pair(file: PlanFile, name: str, target: CausalLM, draft: object) -> 
     here = pair_of(target, draft)
     for key, what in _IDENTITY.items():
         if file.pair.get(key) != here[key]:
-            there, ours = what.format(file.pair.get(key)), what.format(here[key])
-            raise FileError(f"{name} was tuned for {there}, not {ours}. Run `sequoia tune` for this pair.")
+            there = what.format(file.pair.get(key))
+            raise FileError(f"{name} was tuned for {there}, not {here[key]}. Run `sequoia tune` for this pair.")
 
 
 def differences(file: PlanFile, target: CausalLM, draft: object) -> tuple[str, ...]:
@@ -74,9 +74,7 @@ def differences(file: PlanFile, target: CausalLM, draft: object) -> tuple[str, .
     if chip == "cpu":
         compared.append(("{} threads", file.pair.get("threads"), here["threads"]))
     return tuple(
-        f"{what.format(there)}, not {what.format(ours)}"
-        for what, there, ours in compared
-        if there is not None and there != ours
+        f"{what.format(there)}, not {ours}" for what, there, ours in compared if there is not None and there != ours
     )
 
 

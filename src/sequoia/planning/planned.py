@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
 
 from sequoia.params import SamplingParams
-from sequoia.planning.adapt import Adaptation
+from sequoia.planning.adapt import Adaptation, Walk
 from sequoia.planning.rounds import Clock, timed_rounds
 from sequoia.speculate.session import Round, Session
 from sequoia.speculate.stats import PlanRun, Stats
+from sequoia.tree.guard import Guard
 from sequoia.tree.option import Option
 from sequoia.tree.plan import Plan, PlanFile, describe_law, law_of
-
-if TYPE_CHECKING:
-    from sequoia.tree.guard import Guard
 
 
 class Planned:
@@ -25,7 +23,7 @@ class Planned:
         name: what people know it by.
         differences: how what runs differs from what it was tuned on.
         guard: whether requests are guarded.
-        adapt: whether plans follow what finished requests accepted.
+        adapt: whether plans follow what requests accept.
     """
 
     def __init__(
@@ -35,33 +33,11 @@ class Planned:
         self.name = name
         self._differences = differences
         self._guards = guard
-        self._adaptations = [Adaptation(plan, file.latency) for plan in file.plans] if adapt else []
+        self._places = [_Place(plan, Adaptation(plan, file.latency) if adapt else None) for plan in file.plans]
 
     def plan(self, params: SamplingParams) -> Plan:
         """The plan for these parameters, as it stands now."""
-        plan = self.file.plan_for(params)
-        return self._adaptation(plan).current() if self._adaptations else plan
-
-    def rounds(self, session: Session, params: SamplingParams, stats: Stats, clock: Clock) -> Iterator[Round]:
-        """One request, counted in `stats`."""
-        guard = self.guard(params)
-        stats.plan = PlanRun(self.plan(params).chosen)
-        return self._learning(params, stats, timed_rounds(session, stats, clock, guard))
-
-    def guard(self, params: SamplingParams) -> Guard | None:
-        """A guard for one request, where there is something to fall back to.
-
-        A seed repeats a run exactly, and a guard's clock does not: at temperatures above 0, where the output depends on
-        the trees, seeded requests run without.
-        """
-        repeatable = params.seed is not None and params.temperature > 0
-        plan = self.plan(params)
-        options = _ladder(plan)
-        if not self._guards or repeatable or len(options) == 1:
-            return None
-        from sequoia.tree.guard import Guard
-
-        return Guard(options, plan.plain.prediction.seconds_per_token)
+        return self._place(params).plan
 
     def notice(self, params: SamplingParams) -> str | None:
         """One line on how what it was tuned for differs from what runs; None where it fits."""
@@ -70,23 +46,68 @@ class Planned:
         found = "; ".join([*ours, *self._differences])
         return f"{self.name} was tuned for {found}. Its predictions may be off: run `sequoia tune`." if found else None
 
-    def _learning(self, params: SamplingParams, stats: Stats, rounds: Iterator[Round]) -> Iterator[Round]:
-        """The rounds, which adapting plans learn from at their end, or where the caller leaves off."""
-        try:
-            yield from rounds
-        finally:
-            if self._adaptations:
-                self._adaptation(self.file.plan_for(params)).add(stats)
+    def rounds(self, session: Session, params: SamplingParams, stats: Stats, clock: Clock) -> Iterator[Round]:
+        """One request, counted in `stats`.
 
-    def _adaptation(self, plan: Plan) -> Adaptation:
-        return self._adaptations[self.file.plans.index(plan)]
+        A seed repeats a run exactly, and a clock does not: at temperatures above 0, where the output depends on the
+        trees, seeded requests have no guard.
+        """
+        place = self._place(params)
+        plan = place.plan
+        stats.plan = PlanRun(plan.chosen)
+        repeatable = params.seed is not None and params.temperature > 0
+        guard = place.take_guard() if self._guards and not repeatable else None
+        return place.learning(plan, guard, timed_rounds(session, stats, clock, guard))
+
+    def _place(self, params: SamplingParams) -> _Place:
+        return self._places[self.file.plans.index(self.file.plan_for(params))]
 
     def __repr__(self) -> str:
         return f"Planned({self.name})"
 
 
+@dataclass
+class _Place:
+    """One plan of the file, and what its requests have taught."""
+
+    start: Plan
+    adaptation: Adaptation | None
+    idle: list[tuple[Plan, Guard]] = field(default_factory=list)  # of finished requests: they have come to know times
+
+    @property
+    def plan(self) -> Plan:
+        return self.start if self.adaptation is None else self.adaptation.plan
+
+    def take_guard(self) -> Guard | None:
+        """For one request, and for no other at the same time; None where there is nothing to fall back to."""
+        plan = self.plan
+        self.idle = [(for_plan, guard) for for_plan, guard in self.idle if for_plan is plan]
+        if self.idle:
+            guard = self.idle.pop()[1]
+            guard.restart()
+            return guard
+        options = _ladder(plan)
+        return Guard(options, plan.plain.prediction.seconds_per_token) if len(options) > 1 else None
+
+    def learning(self, plan: Plan, guard: Guard | None, rounds: Iterator[Round]) -> Iterator[Round]:
+        """The rounds of a request; at their end, or where the caller leaves off, what they taught is kept."""
+        walks: list[Walk] = []
+        try:
+            for round_ in rounds:
+                walks.append((round_.tree.shape, round_.verdict.path))
+                yield round_
+        finally:
+            if self.adaptation is not None:
+                self.adaptation.add(walks)
+            if guard is not None:
+                self.idle.append((plan, guard))
+
+
 def _ladder(plan: Plan) -> list[Option]:
-    """From the chosen option down: what is predicted to be faster than plain decoding, best first, and that."""
-    plain = plan.plain.prediction.seconds_per_token
-    better = [option for option in plan.options if option.prediction.seconds_per_token < plain]
-    return [*sorted(better, key=lambda option: option.prediction.seconds_per_token), plan.plain]
+    """What is predicted to be faster than plain decoding, best first, and that."""
+
+    def speed(option: Option) -> float:
+        return option.prediction.seconds_per_token
+
+    better = [option for option in plan.options if speed(option) < speed(plan.plain)]
+    return [*sorted(better, key=speed), plan.plain]

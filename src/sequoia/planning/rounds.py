@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 from sequoia.speculate.session import Round, Session
 from sequoia.speculate.stats import KindCount, PlanRun, Stats
-
-if TYPE_CHECKING:
-    from sequoia.tree.guard import Guard
+from sequoia.tree.guard import Guard
 
 Clock = Callable[[], float]
 """Seconds from some moment on."""

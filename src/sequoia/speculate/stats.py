@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from sequoia.speculate.session import Round
+from sequoia.tree.guard import GuardEvent
 from sequoia.tree.option import Kind, Option
-
-if TYPE_CHECKING:
-    from sequoia.tree.guard import GuardEvent
 
 
 @dataclass
