@@ -90,6 +90,15 @@ def test_all_accepted_leaves_nothing_and_no_row_exceeds_one():
     np.testing.assert_allclose(adaptive.profile.table, [[1, 0, 0], [0, 0, 1]], atol=1e-6)
 
 
+def test_more_of_a_rank_than_the_shape_seemed_to_offer():
+    """Only the unlikely second child has three children, and yet all visits took the third of them."""
+    shape = TreeShape([-1, 0, 0, 1, 2, 2, 2])
+    adaptive = AdaptiveProfile(AcceptanceProfile([[0.98, 0.01], [0.4, 0.2, 0.1]]), prior_trials=1e-6)
+    adaptive.add([10, 10], [[0, 10], [0, 0, 10]], shape)
+    assert adaptive.profile.row(1)[2] > 0.5
+    assert adaptive.profile.row(1).sum() <= 1
+
+
 def test_old_counts_fade():
     adaptive = AdaptiveProfile(PRIOR, half_life=50)
     for _ in range(10):

@@ -9,7 +9,7 @@ import pytest
 from sequoia.tree.candidates import Costs, Search
 from sequoia.tree.expected import expected_tokens
 from sequoia.tree.latency import LatencyProfile, Timing
-from sequoia.tree.planner import optimal_shape
+from sequoia.tree.planner import optimal_shape, optimal_tokens
 from sequoia.tree.profile import AcceptanceProfile
 from sequoia.tree.shape import TreeShape
 
@@ -88,7 +88,7 @@ def test_every_contender_is_the_tree_it_says_it_is(falling):
     assert {contender.size for contender in contenders} == {3, 5}
     for contender in contenders:
         shape = found.shape(contender)
-        assert (shape.size, shape.depth <= len(contender.limits) <= 3) == (contender.size, True)
+        assert (shape.size, shape.depth <= contender.depth <= 3) == (contender.size, True)
         assert contender.seconds_per_token == pytest.approx(seconds_per_token(shape, profile, latency))
 
 
@@ -112,3 +112,15 @@ def test_one_rank_has_no_branching_trees():
     assert (
         search(AcceptanceProfile([[0.9, 0.1]]), random_latency(np.random.default_rng(0), 0.05), sizes=[1, 2])[1] == []
     )
+
+
+def test_noise_in_the_rates_costs_the_search_little():
+    share = 0.8 * np.arange(1, 17) ** -1.8 / 1.6
+    counts = np.random.default_rng(1).multinomial(200, [*share, 1 - share.sum()], size=12)
+    profile = AcceptanceProfile(counts[:, :-1] / 200)
+    sizes = (8, 16, 32, 64, 128)
+    latency = LatencyProfile({0: {rows: Timing(1.0, 0.0) for rows in (1, *sizes)}}, {1: Timing(0.0, 0.0)}, {})
+    most = optimal_tokens(profile, 128, 8)
+    _, contenders = search(profile, latency, sizes, depth=8)
+    for contender in contenders:
+        assert 1 / contender.seconds_per_token >= 0.995 * most[contender.size, contender.depth]

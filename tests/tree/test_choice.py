@@ -199,5 +199,5 @@ def test_the_number_of_looks_stays_small(monkeypatch):
     profile = AcceptanceProfile(counts[:, :-1] / 600)
     assert not profile.is_monotone
     assert chosen(profile, latency(cliff, draft=lambda width: 0.001 * (1 + 0.1 * width))).kind == "tree"
-    assert calls["looks"] < 2000
+    assert calls["looks"] <= 16 * 8
     assert calls["optima"] < 50

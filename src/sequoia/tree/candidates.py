@@ -15,10 +15,6 @@ from sequoia.tree.planner import optimal_shape, optimal_tokens
 from sequoia.tree.profile import AcceptanceProfile
 from sequoia.tree.shape import TreeShape
 
-Limits = tuple[int, ...]
-"""By depth, how many nodes may have children: the most that the draft continues on that level. As long as the tree is
-deep."""
-
 
 @dataclass(frozen=True)
 class Costs:
@@ -48,18 +44,18 @@ class Contender:
     """A branching tree, by what it takes to build it."""
 
     size: int
+    depth: int  # edges from the root, at most
+    width: int | None  # nodes of each depth that have children, at most; None for the tree of most expected tokens
     seconds_per_token: float
-    limits: Limits
-    is_optimum: bool = False  # the one of most expected tokens at its size and depth, whatever the widths
 
 
 class Search:
     """The fastest branching tree of each size and depth.
 
-    Draft levels cost by their width, so the number of inner nodes on each level is limited, in all ways worth a look:
-    equal limits first, then one level at a time changed. Under given limits, where no row of the profile rises, the
-    best n nodes whose parents are among the best of their level are the best tree of n nodes (by exchange, level by
-    level), so one best-first run gives all sizes.
+    Draft levels cost by their width, so trees are looked at whose levels have at most so many inner nodes, for limits
+    from one to as many as there are. Under such a limit, where no row of the profile rises, the best n nodes whose
+    parents are among the best of their level are the best tree of n nodes (by exchange, level by level), so one
+    best-first run gives all sizes.
 
     Rows that rise are averaged until they fall to choose nodes by, which are then scored by the rows as they are; and
     the trees of most expected tokens at each size and depth join in.
@@ -70,50 +66,36 @@ class Search:
     """
 
     def __init__(self, profile: AcceptanceProfile, costs: Costs, sizes: Iterable[int], widths: Iterable[int]) -> None:
-        self._profile, self._costs, self._sizes = profile, costs, sorted({*sizes} - {1})
+        self._profile, self._costs, self._sizes = profile, costs, frozenset(sizes) - {1}
         self._most = max(self._sizes, default=1)
         self._widths = [*sorted(width for width in {*widths} if width < self._most), self._most]
         self._rates: list[list[float]] = profile.table.tolist()
         self._order = [_falling(row) for row in self._rates]
-        self._looked: set[Limits] = set()
         self._found: dict[tuple[int, int], Contender] = {}
 
     def run(self, depth: int) -> list[Contender]:
         """The fastest of each size and of each limit on the depth up to `depth`, the fastest of all first."""
         for edges in range(1, min(depth, self._most - 1) + 1):
             for width in self._widths:
-                self._look((width,) * edges)
-        self._vary()
+                self._look(edges, width)
         if not self._profile.is_monotone:
             self._add_optima(depth)
         return sorted(self._found.values(), key=_seconds_per_token)
 
     def shape(self, contender: Contender) -> TreeShape:
         """The tree itself, in level order."""
-        if contender.is_optimum:
-            return optimal_shape(self._profile, contender.size, len(contender.limits))
-        nodes = _best_first(self._order, contender.limits, contender.size)
+        if contender.width is None:
+            return optimal_shape(self._profile, contender.size, contender.depth)
+        nodes = _best_first(self._order, contender.depth, contender.width, contender.size)
         return TreeShape([node.parent for node in nodes]).in_level_order()
 
-    def _look(self, limits: Limits) -> None:
-        """Charge the best trees of all sizes under these limits."""
-        if limits in self._looked:
-            return
-        self._looked.add(limits)
-        growth = _Growth(len(limits))
-        for size, node in enumerate(_best_first(self._order, limits, self._most), start=1):
+    def _look(self, depth: int, width: int) -> None:
+        """Charge the best trees of all sizes within these limits."""
+        growth = _Growth(depth)
+        for size, node in enumerate(_best_first(self._order, depth, width, self._most), start=1):
             growth.add(node, self._rates, self._costs.draft)
             if growth.branches and size in self._sizes:
-                self._offer(Contender(size, self._costs.round(size, growth.draft) / growth.tokens, limits))
-
-    def _vary(self) -> None:
-        """Change the limit of one level of the fastest, for as long as that finds a faster one."""
-        best: Contender | None = None
-        while self._found and best != (fastest := min(self._found.values(), key=_seconds_per_token)):
-            best = fastest
-            for level, limit in enumerate(best.limits):
-                for width in {limit - 1, limit + 1, *self._widths} - {0}:
-                    self._look((*best.limits[:level], width, *best.limits[level + 1 :]))
+                self._offer(Contender(size, depth, width, self._costs.round(size, growth.draft) / growth.tokens))
 
     def _add_optima(self, depth: int) -> None:
         """Charge the trees of most expected tokens, as long as with narrow levels they would be the fastest of all."""
@@ -121,7 +103,7 @@ class Search:
         level = min(map(self._costs.draft, range(1, self._most)))
         bounds = [
             (self._costs.round(size, edges * level) / float(table[size, edges]), size, edges)
-            for size, edges in product(self._sizes, range(1, depth + 1))
+            for size, edges in product(sorted(self._sizes), range(1, depth + 1))
             if edges < size and math.isfinite(table[size, edges]) and table[size, edges] != table[size, edges - 1]
         ]
         for bound, size, edges in sorted(bounds):
@@ -134,10 +116,10 @@ class Search:
         if shape.max_children > 1:
             seconds = self._costs.round(size, sum(map(self._costs.draft, level_widths(shape))))
             tokens = expected_tokens(shape, self._profile)
-            self._offer(Contender(size, seconds / tokens, (size,) * edges, is_optimum=True))
+            self._offer(Contender(size, edges, None, seconds / tokens))
 
     def _offer(self, contender: Contender) -> None:
-        place = contender.size, len(contender.limits)
+        place = contender.size, contender.depth
         if place not in self._found or contender.seconds_per_token < self._found[place].seconds_per_token:
             self._found[place] = contender
 
@@ -172,30 +154,30 @@ class _Growth:
             self._widths[level] = width + 1
 
 
-def _best_first(rates: Sequence[Sequence[float]], limits: Limits, size: int) -> Iterator[_Node]:
-    """The `size` nodes of highest score, or all, best first, where only so many nodes of each depth have children.
+def _best_first(rates: Sequence[Sequence[float]], depth: int, width: int, size: int) -> Iterator[_Node]:
+    """The `size` nodes of highest score, or all, best first, where at most `width` nodes of each depth have children.
 
     No row of `rates` may rise. First children of one depth come in the order of their parents, so the limit is used up
     by the best.
     """
-    ranks, left = len(rates[0]), list(limits)
+    ranks, left = len(rates[0]), [width] * depth
     # (-score, depth, age, parent, rank, -score of the parent); the age makes the order definite
     heap = [(-1.0, 0, 0, -1, 0, 0.0)]
     age = number = 0
     while heap and number < size:
-        score, depth, _, parent, rank, above = heapq.heappop(heap)
-        if depth and rank == 0:
-            if left[depth - 1] == 0:
+        score, level, _, parent, rank, above = heapq.heappop(heap)
+        if level and rank == 0:
+            if left[level - 1] == 0:
                 continue
-            left[depth - 1] -= 1
-        yield _Node(parent, rank, depth)
+            left[level - 1] -= 1
+        yield _Node(parent, rank, level)
         age += 2
-        if depth and rank + 1 < ranks:
-            rate = rates[min(depth, len(rates)) - 1][rank + 1]
-            heapq.heappush(heap, (above * rate, depth, age, parent, rank + 1, above))
-        if depth < len(limits):
-            rate = rates[min(depth, len(rates) - 1)][0]
-            heapq.heappush(heap, (score * rate, depth + 1, age + 1, number, 0, score))
+        if level and rank + 1 < ranks:
+            rate = rates[min(level, len(rates)) - 1][rank + 1]
+            heapq.heappush(heap, (above * rate, level, age, parent, rank + 1, above))
+        if level < depth:
+            rate = rates[min(level, len(rates) - 1)][0]
+            heapq.heappush(heap, (score * rate, level + 1, age + 1, number, 0, score))
         number += 1
 
 

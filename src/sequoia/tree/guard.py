@@ -91,7 +91,6 @@ class Guard:
         self._left: dict[int, _Window] = {}  # by place among the options: the last rounds of those stepped down from
         self._origin: int | None = None  # in a probe, the place it began from
         self._bar = 0.0  # in a probe, the seconds per token to beat
-        self._has_climbed = False  # since when it has not held for long
         self._begin(0)
         option = self._options[0]
         # The plan's word stands until rounds replace it one by one.
@@ -136,7 +135,6 @@ class Guard:
         if self._slow_rounds >= self._settings.patience:
             self._step_down()
         elif self._held >= self._wait:
-            self._has_climbed = False
             if self._place:
                 self._probe()
             else:
@@ -144,32 +142,30 @@ class Guard:
 
     def _step_down(self) -> None:
         self._left[self._place] = self._window
-        if self._has_climbed:
-            self._wait *= 2
-            self._has_climbed = False
         place = self._place + 1
         while self._window.tokens_per_round < self._costs[place] and place + 1 < len(self._options):
             place += 1
         self._change(place, "slower than plain decoding")
 
     def _rest(self) -> None:
-        """Of plain decoding: learn its time, go back if it explains the slowness, and probe when it is time to."""
+        """Of plain decoding: learn its time, go back if it is no faster, and probe when it is time to."""
         if len(self._window) < self._settings.probe_rounds:
             return
-        before, self._plain = self._plain, self._window.seconds_per_token
+        self._plain = self._window.seconds_per_token
         if self._left and self._place:
-            self._reconsider(before)
+            self._reconsider()
         elif self._held >= self._wait and self._place:
             self._probe()
 
-    def _reconsider(self, before: float) -> None:
-        """Go back if plain decoding turns out to have become slow as well, slower than what was left for it."""
+    def _reconsider(self) -> None:
+        """Go back if plain decoding turns out to be slower than what was left for it: the machine has become slow, or
+        the plan did not know it well."""
         left, self._left = self._left, {}
         for place, window in left.items():
             self._costs[place] = window.seconds_per_round / self._plain
         best = min(left, key=lambda place: left[place].seconds_per_token)
-        if self._plain > (1 + self._settings.margin) * before and left[best].seconds_per_token < self._plain:
-            self._change(best, "plain decoding became slower too")
+        if left[best].seconds_per_token < self._plain:
+            self._change(best, "plain decoding is no faster")
 
     def _probe(self) -> None:
         self._origin, self._bar = self._place, self._window.seconds_per_token
@@ -179,15 +175,11 @@ class Guard:
         if len(self._window) < self._settings.probe_rounds:
             return
         self._origin = None
-        if self._options[origin].kind == "off":
-            self._costs[self._place] = self._window.seconds_per_round / self._plain
         if self._window.seconds_per_token >= self._bar:
             self._wait *= 2
             self._change(origin, "probe was no faster")
-        else:
-            self._has_climbed = True
-            if self._place:
-                self._probe()
+        elif self._place:
+            self._probe()
 
     def _change(self, place: int, reason: str) -> None:
         self.events.append(GuardEvent(self._tokens, self.kind, self._options[place].kind, reason))
