@@ -18,7 +18,7 @@ from sequoia.model.loading import load_model, shared_token_count
 from sequoia.model.placement import Numbers
 from sequoia.model.probe import proved
 from sequoia.params import SamplingParams
-from sequoia.planning.finding import PlanChoice
+from sequoia.planning.finding import GivenPlan, PlanChoice
 from sequoia.planning.named import AUTO, named_tree, verifier_for
 from sequoia.planning.pair import pair_of
 from sequoia.planning.planned import Planned
@@ -29,7 +29,6 @@ from sequoia.speculate.stats import Stats
 from sequoia.speculate.verify import Verifier
 from sequoia.text import TextStream, encode_prompt
 from sequoia.tree.dynamic import Tree
-from sequoia.tree.plan import PlanFile
 from sequoia.tree.profile import AcceptanceProfile
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
@@ -128,11 +127,12 @@ class Engine:
         tree: str | Path | Tree,
         verifier: str = AUTO,
         profile: AcceptanceProfile | str | Path | None = None,
+        plan: GivenPlan = None,
     ) -> Engine:
         """The same models with another tree; arguments and errors as for `load`. "auto" keeps a plan there is."""
-        kind = "ngram" if isinstance(self.draft, NgramDraft) else self.draft
-        planned = self.planned if isinstance(tree, str) and tree == AUTO and profile is None else None
-        resolved = named_tree(tree, profile, kind)
+        choice = PlanChoice.of(plan, tree, profile)
+        planned = choice.planned(self.target, self.draft) if choice.file else self.planned if choice.search else None
+        resolved = named_tree(tree, profile, "ngram" if isinstance(self.draft, NgramDraft) else self.draft)
         return Engine(self.target, self.draft, resolved, verifier_for(verifier, resolved), planned, self.clock)
 
     def session(self, prompt: Sequence[int], params: SamplingParams, *, request: int = 0) -> Session:
@@ -223,7 +223,7 @@ def load(
     *,
     draft_dtype: str | torch.dtype = "auto",
     profile: AcceptanceProfile | str | Path | None = None,
-    plan: PlanFile | str | Path | None = None,
+    plan: GivenPlan = None,
     guard: bool = True,
     adapt: bool = False,
     notice: Callable[[str], None] | None = None,

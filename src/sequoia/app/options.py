@@ -172,8 +172,8 @@ _COMPARISON = "Comparison"
 Methods = Annotated[
     list[str] | None,
     typer.Option(
-        help="Commas between: plain, a tree such as optimal:16x4, VERIFIER:TREE, transformers, transformers-assisted, "
-        "transformers-lookup, llama.cpp, llama.cpp-lookup, a .py or .yaml file. Repeatable.",
+        help="Commas between: plain, a tree such as optimal:16x4, VERIFIER:TREE, plan, plan:FILE, transformers, "
+        "transformers-assisted, transformers-lookup, llama.cpp, llama.cpp-lookup, a .py or .yaml file. Repeatable.",
         show_default="all but files, assisted and llama.cpp",
         metavar="NAMES",
         rich_help_panel=_COMPARISON,

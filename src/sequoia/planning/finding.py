@@ -30,7 +30,7 @@ class PlanChoice:
     adapt: bool
 
     @classmethod
-    def of(cls, plan: GivenPlan, tree: object, profile: object, guard: bool, adapt: bool) -> PlanChoice:
+    def of(cls, plan: GivenPlan, tree: object, profile: object, guard: bool = True, adapt: bool = False) -> PlanChoice:
         """Arguments as `sequoia.load` takes them.
 
         Raises:
@@ -46,7 +46,7 @@ class PlanChoice:
         name = Path(plan).name if isinstance(plan, (str, PathLike)) else "the plan"
         return cls(_read(plan), name, auto and profile is None, guard, adapt)
 
-    def planned(self, target: CausalLM, draft: object, notice: Callable[[str], None] | None) -> Planned | None:
+    def planned(self, target: CausalLM, draft: object, notice: Callable[[str], None] | None = None) -> Planned | None:
         """What requests of this pair run by; None where there is no plan.
 
         Raises:
