@@ -28,6 +28,12 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache" / "sequoia"
 
 
+@pytest.fixture(autouse=True)
+def idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever else runs beside the tests."""
+    monkeypatch.setattr("sequoia.app.tune._BUSY", float("inf"))
+
+
 @pytest.fixture
 def prompts(tmp_path: Path) -> Path:
     path = tmp_path / "prompts.jsonl"
@@ -168,6 +174,12 @@ def test_what_cannot_be_done_is_said_before_a_model_is_loaded(cli, monkeypatch, 
     assert (outcome.code, outcome.out) == (code, "")
     assert outcome.err.startswith(f"error: {message}")
     assert outcome.err.count("\n") == 1
+
+
+def test_a_busy_machine_is_told(cli, arguments, monkeypatch):
+    monkeypatch.setattr("sequoia.app.tune._BUSY", -1.0)
+    err = cli(*arguments).err
+    assert re.search(r"^the machine was busy: times of the same pass scatter by \d+%\. Tune again", err, re.MULTILINE)
 
 
 def test_defaults_are_those_of_the_settings():

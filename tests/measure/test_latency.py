@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,7 @@ def test_speed_that_drifts_does_not_favour_a_size():
     assert times[0] == pytest.approx(cost(1))
     assert profile.target[16][8].spread == pytest.approx(0.0, abs=1e-9)
     assert profile.provenance["slowest_sweep"] == pytest.approx(2.0)
+    assert profile.provenance["scatter"] == 0.0
 
 
 def test_one_slow_round_moves_nothing():
@@ -125,6 +127,13 @@ def test_one_slow_round_moves_nothing():
     assert [profile.target_seconds(rows) for rows in profile.rows] == pytest.approx(
         [cost(rows) for rows in profile.rows]
     )
+
+
+def test_a_busy_machine_scatters():
+    clock = ScriptedClock()
+    turns = cycle([1.0, 1.5, 1.0, 1.9, 1.2])
+    engine = scripted_engine(clock, lambda rows: cost(rows) * next(turns), draft_cost)
+    assert timed(clock, engine, seconds=8.0).profile().provenance["scatter"] > 0.3
 
 
 def test_parameters_have_draft_and_overhead_of_their_own():

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 TEMPERATURES, BATCHES = "0,0.6,1", "1,4,16"
 _UNITS = {"accepting": "texts", "timing": "sweeps", "planning": "plans"}
+_BUSY = 0.3  # scatter of times: on an idle machine it is below 0.1
 _WIDEST_PART = max(map(len, _UNITS))
 
 Tell = Callable[[str], None]
@@ -45,7 +46,7 @@ def tune(
     prompts: options.TunePrompts = None,
     count: options.TunePromptCount = 200,
     samples: options.Samples = 200,
-    tokens: options.SampleTokens = 64,
+    tokens: options.SampleTokens = 128,
     prompt_tokens: options.TunePromptTokens = 128,
     seed: options.TuneSeed = 0,
     seconds: options.Seconds = 60.0,
@@ -221,8 +222,20 @@ def _report(file: PlanFile, kept: Path, out: Path | None, report: Path | None, a
             _print_plan(plan)
         if line := _batch_line(file.batch):
             print_out(line, "dim")
+    _tell_busy(file)
     extra = [f"also in {out}" if out else "", f"report: {report}" if report else ""]
     note(" · ".join(["saved; used from now on for this pair", *filter(None, extra)]))
+
+
+def _tell_busy(file: PlanFile) -> None:
+    """Times of a busy machine are no good to choose by."""
+    scatter = file.latency.provenance.get("scatter", 0.0)
+    if scatter > _BUSY:
+        note(
+            f"the machine was busy: times of the same pass scatter by {scatter:.0%}. Tune again when it is idle, "
+            "or with more --seconds.",
+            "yellow",
+        )
 
 
 def _print_plan(plan: Plan) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,7 @@ class Timings:
         draft = _draft([p for _, p in ours])
         facts = {"sweeps": len(self.sweeps), "seconds": round(self.seconds, 1)}
         facts |= {"fastest_sweep": round(min(speeds), 3), "slowest_sweep": round(max(speeds), 3)}
+        facts |= {"scatter": round(_scatter(chain.from_iterable(curve.values() for curve in target.values())), 3)}
         return LatencyProfile(target, draft, _overhead(ours, draft), facts)
 
     def to_dict(self) -> dict[str, Any]:
@@ -145,6 +147,11 @@ def _scaled(parts: Parts, by: float) -> Parts:
 def _timing(seconds: Iterable[float]) -> Timing:
     low, middle, high = np.percentile(list(seconds), [25, 50, 75])
     return Timing(float(middle), float(high - low))
+
+
+def _scatter(timings: Iterable[Timing]) -> float:
+    """How far repeats lie apart, in shares of their median: small on an idle machine."""
+    return float(np.median([timing.spread / timing.seconds for timing in timings]))
 
 
 def _draft(rounds: Sequence[Parts]) -> dict[int, Timing]:

@@ -62,7 +62,7 @@ class TuneSettings:
 
     params: tuple[SamplingParams, ...]
     samples: int = 200
-    tokens: int = 64
+    tokens: int = 128
     prompt_tokens: int = 128
     depth: int = 12
     ranks: int = 16
