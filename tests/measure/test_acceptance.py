@@ -221,6 +221,16 @@ def test_a_store_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         _stored(Counting(), tmp_path / "file")
 
 
+@pytest.mark.parametrize("draft", DRAFTS)
+def test_nodes_may_be_judged_in_pieces(draft: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first rank needs no noise, so it is the same."""
+    whole = _measured(draft, _prompts(3), ranks=1)
+    monkeypatch.setattr("sequoia.measure.judge._ELEMENTS", 5 * VOCAB)
+    for one, other in zip(whole.texts, _measured(draft, _prompts(3), ranks=1).texts, strict=True):
+        np.testing.assert_allclose(one.rates, other.rates, atol=1e-6)
+        np.testing.assert_allclose(one.marginal, other.marginal, atol=1e-6)
+
+
 def test_length_seed_and_stop_of_the_request_do_not_matter() -> None:
     params = SamplingParams(max_tokens=3, seed=9, stop=("x",), logprobs=2)
     found = measure(TARGET, DRAFTS["model"], params, _prompts(3), samples=3, tokens=8, ranks=3)

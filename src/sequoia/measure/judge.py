@@ -19,13 +19,14 @@ from sequoia.measure.texts import Text, text_logits
 from sequoia.model.language_model import LanguageModel
 from sequoia.params import SamplingParams
 from sequoia.speculate.processors import Processors
-from sequoia.speculate.sampling import Draws, Noise, Purpose
+from sequoia.speculate.sampling import Candidates, Draws, Generator, Noise, Purpose
 from sequoia.speculate.verify import GREEDY, Verifier
 
 if TYPE_CHECKING:
     from sequoia.engine import Draft
 
 _ROWS = 512  # of one pass over texts of a prompt
+_ELEMENTS = 2**22  # of the distributions that are judged together
 _AFTER_WRITING = 1  # round of the noise; the text itself was drawn in round 0
 
 
@@ -76,28 +77,35 @@ class Judge:
 
     def _along(self, text: Text, target_probs: Tensor | None) -> TextRates:
         nodes = draft_nodes(self.target, self.draft, self.params, text, self.verifier.draws, self.reach)
-        if len(nodes) == 0:
-            nothing = np.zeros((len(text.tokens), self.reach.depth, self.reach.ranks), dtype=np.float32)
-            return TextRates(nothing, nothing)
-        rates = self._at(nodes, text, target_probs)
-        size = len(text.tokens), self.reach.depth, self.reach.ranks
-        return TextRates(_spread(nodes, rates.given, size), _spread(nodes, rates.marginal, size))
+        device, size = nodes.candidates.probs.device, (len(text.tokens), self.reach.depth, self.reach.ranks)
+        generator = Noise(self.params.seed, text.ask.request, device).generator(_AFTER_WRITING, Purpose.DRAFT)
+        tokens = torch.tensor(text.tokens, device=device)
+        columns = None if target_probs is None else target_probs[:, nodes.candidates.tokens.to(target_probs.device)]
+        found = [NodeRates.none(self.reach.ranks)]
+        for rows in _pieces(len(nodes), len(nodes.candidates.tokens)):
+            places = (nodes.starts[rows] + nodes.depths[rows]).to(device)
+            target = None if columns is None else columns.to(device)[places]
+            found.append(self._at(nodes.rows(rows), tokens[places], target, generator))
+        given, marginal = (torch.cat([getattr(part, name).cpu() for part in found]) for name in ("given", "marginal"))
+        return TextRates(_spread(nodes, given, size), _spread(nodes, marginal, size))
 
-    def _at(self, nodes: DraftNodes, text: Text, target_probs: Tensor | None) -> NodeRates:
-        candidates, ranks = nodes.candidates, self.reach.ranks
-        places = (nodes.starts + nodes.depths).to(candidates.probs.device)
-        tokens = torch.tensor(text.tokens, device=places.device)[places]
-        columns = None if target_probs is None else target_probs[:, candidates.tokens.to(target_probs.device)]
-        if columns is None or self.verifier.draws is Draws.TOP_K:
-            return matched_rates(candidates, tokens, None if columns is None else columns[places], ranks)
-        others = (1 - columns.sum(-1, dtype=torch.float64)).clamp(min=0)
-        generator = Noise(self.params.seed, text.ask.request, places.device).generator(_AFTER_WRITING, Purpose.DRAFT)
-        return drawn_rates(candidates, tokens, columns[places], others[places], ranks, generator)
+    def _at(self, candidates: Candidates, tokens: Tensor, target: Tensor | None, generator: Generator) -> NodeRates:
+        """At nodes whose next tokens are `tokens`; `target` [nodes, columns] are the target's probabilities there."""
+        if target is None or self.verifier.draws is Draws.TOP_K:
+            return matched_rates(candidates, tokens, target, self.reach.ranks)
+        return drawn_rates(candidates, tokens, target, self.reach.ranks, generator)
+
+
+def _pieces(rows: int, columns: int) -> Iterator[slice]:
+    """Of nodes that are judged together; bounds the memory."""
+    together = max(1, _ELEMENTS // columns)
+    for start in range(0, rows, together):
+        yield slice(start, start + together)
 
 
 def _spread(nodes: DraftNodes, values: Tensor, size: tuple[int, int, int]) -> NDArray[np.float32]:
     """[nodes, ranks] → [starts, depths, ranks]"""
-    spread, found = np.zeros(size, dtype=np.float32), values.float().cpu().numpy()
+    spread, found = np.zeros(size, dtype=np.float32), values.float().numpy()
     if nodes.drifts:
         spread[nodes.starts.numpy(), nodes.depths.numpy()] = found
         return spread

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sequoia.speculate.sampling import Candidates, Generator, uniform
 
-_WALKS = 2  # sequences of rejected children tried at each node; only ranks from 2 on depend on them
+_WALKS = 2  # sequences of rejected children tried at each node; only ranks from 1 on depend on them
 _EXPLICIT = (
     256  # likeliest tokens that can leave the draft's distribution once rejected; each other one is too unlikely
 )
@@ -25,6 +25,11 @@ _HUGE = 1e100
 class NodeRates:
     given: Tensor  # [nodes, ranks]
     marginal: Tensor  # [nodes, ranks]
+
+    @classmethod
+    def none(cls, ranks: int) -> NodeRates:
+        """Of no nodes."""
+        return cls(torch.zeros(0, ranks, dtype=torch.float64), torch.zeros(0, ranks, dtype=torch.float64))
 
 
 def matched_rates(candidates: Candidates, tokens: Tensor, target_probs: Tensor | None, ranks: int) -> NodeRates:
@@ -44,7 +49,7 @@ def matched_rates(candidates: Candidates, tokens: Tensor, target_probs: Tensor |
 
 
 def drawn_rates(
-    candidates: Candidates, tokens: Tensor, target_probs: Tensor, others: Tensor, ranks: int, generator: Generator
+    candidates: Candidates, tokens: Tensor, target_probs: Tensor, ranks: int, generator: Generator
 ) -> NodeRates:
     """Children drawn without replacement, verified by Sequoia's rule (Chen et al. 2024, algorithm 2).
 
@@ -58,13 +63,11 @@ def drawn_rates(
 
     Args:
         tokens: [nodes] the text's next token.
-        target_probs: [nodes, columns] of the candidates' tokens.
-        others: [nodes] the target's probability of all other tokens.
+        target_probs: [nodes, columns] of the candidates' tokens; what is missing to 1 is that of all others.
     """
-    total = target_probs.double().sum(-1, keepdim=True) + others.double()[:, None]
-    q, p = target_probs.double() / total, candidates.probs.double()
-    p = p / p.sum(-1, keepdim=True)
-    chance = _Residual(q, p, others.double()[:, None] / total)
+    q, p = target_probs.double(), candidates.probs.double()
+    q, p = q / q.sum(-1, keepdim=True).clamp(min=1), p / p.sum(-1, keepdim=True)
+    chance = _Residual(q, p, 1 - q.sum(-1, keepdim=True))
     ratio = _ratio_at(candidates.tokens, tokens, q, p)  # [nodes, 1] p(x)/q(x)
     likeliest = p.topk(min(_EXPLICIT, p.shape[1]), dim=-1)
     rejected = _Rejected(q.gather(1, likeliest.indices), likeliest.values, _WALKS)

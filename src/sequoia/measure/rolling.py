@@ -40,6 +40,11 @@ class DraftNodes:
     def __len__(self) -> int:
         return len(self.starts)
 
+    def rows(self, rows: slice) -> Candidates:
+        """The candidates of some nodes."""
+        every = self.candidates
+        return Candidates(every.tokens, every.scores[rows], every.probs[rows], every.proposable)
+
 
 @dataclass(frozen=True)
 class Reach:

@@ -20,8 +20,8 @@ from sequoia.params import SamplingParams
 from sequoia.speculate.processors import Processors
 from sequoia.speculate.sampling import Noise, Purpose, invert, uniform
 
-_TOGETHER = 64  # texts written at once; a pass over 64 rows takes a CPU little longer than one over 32
-_SLOTS = 8192  # of the cache that they share; every row's mask and attention cover them all
+_TOGETHER = 32  # texts written at once; with more a pass takes longer for each, as every row's mask covers all slots
+_SLOTS = 8192  # of the cache that they share
 _ROWS = 512  # of one pass over a prompt; bounds the mask's memory
 
 
