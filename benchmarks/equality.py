@@ -65,8 +65,8 @@ def main() -> int:
     options = parser.parse_args()
 
     console = Console()
-    engine = sequoia.load(dtype=options.dtype)
-    exact = engine if options.dtype == "fp32" else sequoia.load(dtype="fp32")
+    engine = sequoia.load(tree="off", dtype=options.dtype)
+    exact = engine if options.dtype == "fp32" else sequoia.load(tree="off", dtype="fp32")
     prompts = read_prompts(options.prompts, options.count, engine)
     console.print(f"{machine()}, {engine.target.loaded.dtype}, {len(prompts)} prompts × {options.tokens} tokens")
     params = sequoia.SamplingParams(max_tokens=options.tokens, temperature=0.0)

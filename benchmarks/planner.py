@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from sequoia.tree.choice import plan
+from sequoia.tree.latency import LatencyProfile, Timing
 from sequoia.tree.planner import optimal_shape, optimal_tokens
 from sequoia.tree.profile import AcceptanceProfile
 
@@ -23,6 +25,16 @@ def measured(depth: int, generator: np.random.Generator) -> np.ndarray:
     """The same rates as counted in a sample, so not falling any more."""
     share = rates(depth)
     return generator.multinomial(VISITS, [*share, 1 - share.sum()])[:-1] / VISITS
+
+
+def latency() -> LatencyProfile:
+    """Passes of up to 128 rows with a cliff, draft levels that grow with their width."""
+    rows = (*range(1, 9), *range(10, 17, 2), *range(20, 33, 4), *range(40, 65, 8), 80, 96, 112, 128)
+    return LatencyProfile(
+        {128: {row: Timing(0.03 if row <= 64 else 0.06, 0.001) for row in rows}},
+        {width: Timing(0.001 + 0.0005 * width, 0.0001) for width in (1, 2, 4, 8, 16, 32)},
+        {1: Timing(0.001, 0.0001)},
+    )
 
 
 def best_time(call: Callable[[], object]) -> float:
@@ -52,6 +64,8 @@ def main() -> None:
         ("shape 8192, heap, 1 row", lambda: optimal_shape(falling, 8192, DEPTH, "heap")),
         (f"shape 8192, heap, {DEPTH} rows", lambda: optimal_shape(falling_by_depth, 8192, DEPTH, "heap")),
         ("table 8192, heap, 1 row", lambda: optimal_tokens(falling, 8192, DEPTH, "heap")),
+        ("plan 128x16, falling rates", lambda: plan(falling_by_depth, latency(), params={})),
+        (f"plan 128x16, {DEPTH} measured rows", lambda: plan(many_rows, latency(), params={})),
     ]
     print(f"{RANKS} ranks, depth {DEPTH}; best of {REPEATS}")
     for name, call in cases:

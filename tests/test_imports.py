@@ -19,10 +19,11 @@ LAYERS = {
     "speculate": 3,
     "draft": 4,
     "text": 5,
-    "engine": 6,
-    "measure": 7,
-    "app": 8,
-    "__main__": 9,
+    "planning": 6,
+    "engine": 7,
+    "measure": 8,
+    "app": 9,
+    "__main__": 10,
 }
 
 
@@ -106,6 +107,7 @@ def test_there_is_something_to_check() -> None:
         ("sequoia.speculate.session", "from sequoia import draft", "1: speculate must not import draft"),
         ("sequoia.speculate.session", "from ..draft.ngram_draft import x", "1: speculate must not import draft"),
         ("sequoia.speculate.session", "from .. import text", "1: speculate must not import text"),
+        ("sequoia.planning.planned", "from sequoia.engine import Engine", "1: planning must not import engine"),
         ("sequoia.engine", "from .measure import tune", "1: engine must not import measure"),
         ("sequoia.engine", "import sequoia.app.cli", "1: engine must not import app"),
         ("sequoia.measure.bench", "from sequoia import load", "1: sequoia.load is the front door, not a room"),

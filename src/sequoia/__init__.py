@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from sequoia.params import SamplingParams
     from sequoia.speculate.stats import Stats
     from sequoia.tree.dynamic import DynamicTree
+    from sequoia.tree.latency import LatencyProfile
+    from sequoia.tree.plan import Plan, PlanFile
     from sequoia.tree.planner import expected_tokens, optimal_shape
     from sequoia.tree.profile import AcceptanceProfile
     from sequoia.tree.shape import TreeShape
@@ -32,6 +34,9 @@ _HOMES = {
     "expected_tokens": "sequoia.tree.planner",
     "optimal_shape": "sequoia.tree.planner",
     "AcceptanceProfile": "sequoia.tree.profile",
+    "LatencyProfile": "sequoia.tree.latency",
+    "Plan": "sequoia.tree.plan",
+    "PlanFile": "sequoia.tree.plan",
     "TreeShape": "sequoia.tree.shape",
     "DynamicTree": "sequoia.tree.dynamic",
 }
@@ -43,7 +48,10 @@ __all__ = [
     "Engine",
     "FileError",
     "Generation",
+    "LatencyProfile",
     "ModelError",
+    "Plan",
+    "PlanFile",
     "SamplingParams",
     "SequoiaError",
     "Stats",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from os import PathLike
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,15 +19,18 @@ from sequoia.model.loading import load_model, shared_token_count
 from sequoia.model.placement import Numbers
 from sequoia.model.probe import proved
 from sequoia.params import SamplingParams
+from sequoia.planning.finding import GivenPlan, PlanChoice
+from sequoia.planning.named import AUTO, named_tree, verifier_for
+from sequoia.planning.pair import models_of, pair_of
+from sequoia.planning.planned import Planned
+from sequoia.planning.rounds import Clock, timed_rounds
 from sequoia.speculate.growth import require_fit
-from sequoia.speculate.session import FinishReason, Proposer, Session, TokenLogprobs
+from sequoia.speculate.session import FinishReason, Proposer, Round, Session, TokenLogprobs
 from sequoia.speculate.stats import Stats
-from sequoia.speculate.verify import Verifier, verifier_named
-from sequoia.text import Detokenizer, StopStrings, encode_prompt
-from sequoia.tree.dynamic import DynamicTree, Tree
+from sequoia.speculate.verify import Verifier
+from sequoia.text import TextStream, encode_prompt
+from sequoia.tree.dynamic import Tree
 from sequoia.tree.profile import AcceptanceProfile
-from sequoia.tree.shape import TreeShape
-from sequoia.tree.specs import TREE_FORMS, parse_tree
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 """Text as it is, token ids, or chat messages (`{"role": …, "content": …}`) for the tokenizer's template."""
@@ -70,21 +72,37 @@ class Generation:
 class Engine:
     """A target, a draft, a tree and a verifier, ready to generate.
 
-    Requests keep no state in the engine: streams may be abandoned, or read side by side.
+    Requests keep no state in the engine, but for what adapting plans learn: streams may be abandoned, or read side by
+    side.
+
+    Args:
+        planned: what chooses each request's tree, in place of `tree`.
+        clock: what rounds are timed with.
     """
 
-    def __init__(self, target: CausalLM, draft: Draft, tree: Tree, verifier: Verifier) -> None:
+    def __init__(
+        self,
+        target: CausalLM,
+        draft: Draft,
+        tree: Tree,
+        verifier: Verifier,
+        planned: Planned | None = None,
+        clock: Clock = time.perf_counter,
+    ) -> None:
         require_fit(tree, verifier.draws)
         self.target = target
         self.draft = draft
         self.tree = tree
         self.verifier = verifier
+        self.planned = planned
+        self.clock = clock
         self.stats = Stats()
         """Of the latest request, live while it streams."""
 
     def __repr__(self) -> str:
         target, verifier = self.target.loaded.name, self.verifier.name
-        return f"Engine(target={target}, draft={type(self.draft).__name__}, tree={self.tree!r}, verifier={verifier})"
+        tree = f"tree={self.tree!r}" if self.planned is None else f"plan={self.planned.name}"
+        return f"Engine(target={target}, draft={type(self.draft).__name__}, {tree}, verifier={verifier})"
 
     @property
     def tokenizer(self) -> Any:
@@ -97,29 +115,34 @@ class Engine:
         return self.target.whole_model
 
     @property
-    def _models(self) -> Sequence[CausalLM]:
-        """Those that were loaded here."""
-        drafting = getattr(self.draft, "model", None)
-        return [self.target, drafting] if isinstance(drafting, CausalLM) else [self.target]
+    def pair(self) -> dict[str, Any]:
+        """What runs and how, as plan files name it."""
+        return pair_of(self.target, self.draft)
 
     def wait_until_compiled(self) -> None:
         """Wait for what `load` was asked to compile, if anything."""
-        for model in self._models:
+        for model in models_of(self.target, self.draft):
             model.wait_until_compiled()
+
+    def tree_for(self, params: SamplingParams) -> Tree:
+        """The tree that a request with these parameters starts with."""
+        return self.tree if self.planned is None else self.planned.plan(params).chosen.shape
 
     def with_tree(
         self,
         tree: str | Path | Tree,
-        verifier: str = "auto",
+        verifier: str = AUTO,
         profile: AcceptanceProfile | str | Path | None = None,
+        plan: GivenPlan = None,
     ) -> Engine:
-        """The same models with another tree; arguments and errors as for `load`."""
-        kind = "ngram" if isinstance(self.draft, NgramDraft) else self.draft
-        resolved = _tree(tree, profile, kind)
-        return Engine(self.target, self.draft, resolved, _verifier(verifier, resolved))
+        """The same models with another tree; arguments and errors as for `load`. "auto" keeps a plan there is."""
+        choice = PlanChoice.of(plan, tree, profile)
+        planned = choice.planned(self.target, self.draft) if choice.file else self.planned if choice.search else None
+        resolved = named_tree(tree, profile, "ngram" if isinstance(self.draft, NgramDraft) else self.draft)
+        return Engine(self.target, self.draft, resolved, verifier_for(verifier, resolved), planned, self.clock)
 
     def session(self, prompt: Sequence[int], params: SamplingParams, *, request: int = 0) -> Session:
-        """One request as rounds of tokens, without text: see `Session.step`.
+        """One request as a session, which times nothing and has no guard: see `Session.step`.
 
         Raises:
             UsageError: the prompt is empty or too long for the context, or its ids are out of range.
@@ -127,13 +150,21 @@ class Engine:
         return Session(
             self.target,
             self.draft.start(),
-            self.tree,
+            self.tree_for(params),
             self.verifier,
             prompt,
             params,
             self.target.loaded.eos_ids,
             request,
         )
+
+    def rounds(self, prompt: Sequence[int], params: SamplingParams, *, request: int = 0) -> Iterator[Round]:
+        """One request as rounds of tokens, without text: counted in `stats`, and guarded where there is a plan.
+
+        Raises:
+            UsageError: as for `session`.
+        """
+        return self._rounds(self.session(prompt, params, request=request), params)[0]
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None, *, request: int = 0) -> Iterator[Chunk]:
         """Generate round by round.
@@ -164,8 +195,14 @@ class Engine:
             raise UsageError("stop strings need a tokenizer. Load the target as a (model, tokenizer) pair.")
         token_ids = encode_prompt(self.tokenizer, prompt, self.target.vocab_size)
         session = self.session(token_ids, params, request=request)
+        rounds, stats = self._rounds(session, params)
+        return _chunks(rounds, stats, TextStream(self.tokenizer, params.stop)), stats
+
+    def _rounds(self, session: Session, params: SamplingParams) -> tuple[Iterator[Round], Stats]:
         self.stats = stats = Stats()
-        return _chunks(session, stats, _TextOut(self.tokenizer, params.stop)), stats
+        if self.planned is None:
+            return timed_rounds(session, stats, self.clock), stats
+        return self.planned.rounds(session, params, stats, self.clock), stats
 
 
 def collect(chunks: Sequence[Chunk], stats: Stats) -> Generation:
@@ -185,13 +222,16 @@ def collect(chunks: Sequence[Chunk], stats: Stats) -> Generation:
 def load(
     target: Any = None,
     draft: Any = "ngram",
-    tree: str | Path | Tree = "optimal:16x4",
-    verifier: str = "auto",
+    tree: str | Path | Tree = AUTO,
+    verifier: str = AUTO,
     dtype: str | torch.dtype = "auto",
     device: str | torch.device = "auto",
     *,
     draft_dtype: str | torch.dtype = "auto",
     profile: AcceptanceProfile | str | Path | None = None,
+    plan: GivenPlan = None,
+    guard: bool = True,
+    adapt: bool = False,
     compile: bool = False,
     notice: Callable[[str], None] | None = None,
 ) -> Engine:
@@ -202,7 +242,8 @@ def load(
             SmolLM2-135M-Instruct.
         draft: "ngram"; a smaller model of the same vocabulary, given like the target and moved to its device; or an
             object of your own with the method of `Draft`.
-        tree: a `TreeShape`, a `DynamicTree`, a shape file, or a form of `TREE_FORMS`.
+        tree: a `TreeShape`, a `DynamicTree`, a shape file, or a form of `TREE_FORMS`. "auto" goes by `plan`, or by the
+            one that `sequoia tune` has kept for this pair; without any it is "optimal:16x4".
         verifier: "sequoia", "specinfer", "spectr" or "sampler_match"; "auto" is "sequoia", or "sampler_match" for a
             dynamic tree, whose children no other verifies.
         dtype: "auto", "bf16", "fp16", "fp32" or a torch dtype; or "int8", on CPUs: linear layers in 8-bit integers,
@@ -213,6 +254,9 @@ def load(
             distribution; "auto" is int8 where this CPU has exact kernels for it, else the target's. A draft given as
             an object is never quantised.
         profile: acceptance rates that `optimal:` trees are planned for; by default rates shipped for the kind of draft.
+        plan: a plan for this pair, or its file.
+        guard: with a plan, fall back to chain and plain decoding while they are measured to be faster.
+        adapt: with a plan, plan anew between requests for the acceptance of those that finished.
         compile: have the small operations of passes compiled on a CPU, which needs a C++ compiler. That takes a minute
             once for each size of model and a few seconds later, in the background: passes run as they are until then,
             and where it fails. `Engine.wait_until_compiled` waits.
@@ -220,43 +264,19 @@ def load(
 
     Raises:
         UsageError: an argument is out of range.
-        FileError: a file is missing or damaged.
+        FileError: a file is missing or damaged, or the plan is for another pair.
         ModelError: a model cannot be loaded or cannot follow a tree exactly.
         VocabularyError: draft and target do not share their token ids.
     """
-    resolved = _tree(tree, profile, draft)
-    chosen = _verifier(verifier, resolved)
-    loaded = load_model(target, dtype=dtype, device=device, notice=notice)
-    model = proved(loaded)
-    proposing = _draft(draft, model, draft_numbers(draft, draft_dtype, dtype, model.device), notice)
-    engine = Engine(model, proposing, resolved, chosen)
+    choice = PlanChoice.of(plan, tree, profile, guard, adapt)
+    resolved = named_tree(tree, profile, draft)
+    chosen = verifier_for(verifier, resolved)
+    model = proved(load_model(target, dtype=dtype, device=device, notice=notice))
+    proposer = _draft(draft, model, draft_numbers(draft, draft_dtype, dtype, model.device), notice)
     if compile:
-        for own in engine._models:
+        for own in models_of(model, proposer):
             own.compile(cache_folder("kernels"), notice or (lambda text: None))
-    return engine
-
-
-def _verifier(name: str, tree: Tree) -> Verifier:
-    if name == "auto":
-        name = "sampler_match" if isinstance(tree, DynamicTree) else "sequoia"
-    verifier = verifier_named(name)
-    require_fit(tree, verifier.draws)
-    return verifier
-
-
-def _tree(tree: str | Path | Tree, profile: AcceptanceProfile | str | Path | None, draft: Any) -> Tree:
-    if not isinstance(tree, (str, PathLike, TreeShape, DynamicTree)):
-        raise UsageError(f"tree is a TreeShape, a shape file or one of {TREE_FORMS}, not {tree!r:.80}.")
-    if profile is not None and not (isinstance(tree, str) and tree.startswith("optimal:")):
-        raise UsageError(f'a profile plans optimal trees, and tree is {tree!r}. Use tree="optimal:SIZExDEPTH".')
-    if not isinstance(profile, (str, PathLike, AcceptanceProfile, type(None))):
-        raise UsageError(f"profile is an AcceptanceProfile or a profile file, not {profile!r:.80}.")
-    if isinstance(tree, (TreeShape, DynamicTree)):
-        return tree
-    if isinstance(tree, PathLike):
-        return TreeShape.load(tree)
-    planned_for = profile if isinstance(profile, AcceptanceProfile) else AcceptanceProfile.for_draft(draft, profile)
-    return parse_tree(tree, planned_for)
+    return Engine(model, proposer, resolved, chosen, choice.planned(model, proposer, notice))
 
 
 def _draft(
@@ -274,43 +294,12 @@ def _draft(
     return ModelDraft(proved(loaded), shared_token_count(target.loaded, loaded))
 
 
-def _chunks(session: Session, stats: Stats, text: _TextOut) -> Iterator[Chunk]:
-    while session.finish_reason is None and not text.stopped:
-        started = time.perf_counter()
-        round_ = session.step()
-        stats.add(round_)
-        stats.seconds += time.perf_counter() - started
-        if stats.rounds == 1:
-            stats.first_round_seconds = stats.seconds
-        piece, count = text.add(round_.token_ids, last=session.finish_reason is not None)
+def _chunks(rounds: Iterator[Round], stats: Stats, text: TextStream) -> Iterator[Chunk]:
+    for round_ in rounds:
+        piece, count = text.add(round_.token_ids, last=round_.finish_reason is not None)
         stats.cut(len(round_.token_ids) - count)
         logprobs = None if round_.logprobs is None else round_.logprobs[:count]
-        finish: FinishReason | None = "stop" if text.stopped else session.finish_reason
+        finish: FinishReason | None = "stop" if text.stopped else round_.finish_reason
         yield Chunk(piece, round_.token_ids[:count], finish, logprobs)
-
-
-class _TextOut:
-    """Token ids → text that is certain, up to a stop string."""
-
-    def __init__(self, tokenizer: Any, stop: tuple[str, ...]) -> None:
-        self._detokenizer = Detokenizer(tokenizer) if tokenizer is not None else None
-        self._stop = StopStrings(stop)
-        self.stopped = False
-
-    def add(self, tokens: Sequence[int], last: bool) -> tuple[str, int]:
-        """The text now certain, and how many of `tokens` it took to reach a stop string (all without one)."""
-        if self._detokenizer is None:
-            return "", len(tokens)
-        pieces: list[str] = []
-        for count, token in enumerate(tokens, start=1):
-            if self._feed(self._detokenizer.add([token]), pieces):
-                return "".join(pieces), count
-        if last and not self._feed(self._detokenizer.flush(), pieces):
-            pieces.append(self._stop.flush())
-        return "".join(pieces), len(tokens)
-
-    def _feed(self, piece: str, pieces: list[str]) -> bool:
-        released = self._stop.add(piece)
-        pieces.append(released.text)
-        self.stopped = released.stop is not None
-        return self.stopped
+        if finish is not None:
+            return

@@ -141,6 +141,33 @@ class StopStrings:
         return next((size for size in sizes if any(stop.startswith(text[-size:]) for stop in self._stops)), 0)
 
 
+class TextStream:
+    """Token ids → text that is certain, up to a stop string."""
+
+    def __init__(self, tokenizer: Any, stop: tuple[str, ...]) -> None:
+        self._detokenizer = Detokenizer(tokenizer) if tokenizer is not None else None
+        self._stop = StopStrings(stop)
+        self.stopped = False
+
+    def add(self, tokens: Sequence[int], last: bool) -> tuple[str, int]:
+        """The text now certain, and how many of `tokens` it took to reach a stop string (all without one)."""
+        if self._detokenizer is None:
+            return "", len(tokens)
+        pieces: list[str] = []
+        for count, token in enumerate(tokens, start=1):
+            if self._feed(self._detokenizer.add([token]), pieces):
+                return "".join(pieces), count
+        if last and not self._feed(self._detokenizer.flush(), pieces):
+            pieces.append(self._stop.flush())
+        return "".join(pieces), len(tokens)
+
+    def _feed(self, piece: str, pieces: list[str]) -> bool:
+        released = self._stop.add(piece)
+        pieces.append(released.text)
+        self.stopped = released.stop is not None
+        return self.stopped
+
+
 def encode_prompt(tokenizer: Any, prompt: Any, vocab_size: int | None = None) -> list[int]:
     """The prompt's token ids.
 

@@ -77,9 +77,10 @@ def test_json_is_one_object(cli, tiny, engine):
     assert outcome.out.count("\n") == 1
     stats = found.pop("stats")
     timed = {"seconds", "first_round_seconds", "tokens_per_second"}
+    elsewhere = {"plan"}
     derived = {"mean_accepted_length": expected.stats.mean_accepted_length}
     assert {key: value for key, value in stats.items() if key not in timed} == {
-        key: value for key, value in (asdict(expected.stats) | derived).items() if key not in timed
+        key: value for key, value in (asdict(expected.stats) | derived).items() if key not in timed | elsewhere
     }
     assert all(stats[key] > 0 for key in timed)
     logprobs = found.pop("logprobs")
@@ -97,7 +98,11 @@ def test_json_is_one_object(cli, tiny, engine):
         "draft_dtype": None,
         "device": "cpu",
         "verifier": "sequoia",
-        "tree": {"size": 16, "depth": 4, "dynamic": False},
+        "path": "lean decoder, fp32",
+        "draft_path": None,
+        "params": {"temperature": params.temperature},
+        "tree": {"size": 16, "depth": 4, "dynamic": False, "parents": list(engine.tree.parents)},
+        "plan": None,
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -365,6 +366,32 @@ def test_17_caches_hold_the_text_and_nothing_else(shape: str, temperature: float
         held = proposer.cache.tokens  # type: ignore[attr-defined]
         assert held == session.tokens[: len(held)]
         assert len(held) < len(session.tokens)
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_the_tree_may_change_between_rounds(temperature: float) -> None:
+    """After plain rounds the draft is behind, and catches up."""
+    proposer = ModelDraft(DRAFT, _VOCAB).start()
+    trees = [TreeShape.kary(2, 2), TreeShape.root_only(), TreeShape.root_only(), _BUSHY, TreeShape.chain(3)]
+    session = _session(trees[0], proposer=proposer, temperature=temperature, max_tokens=60, seed=5)
+    for tree in cycle(trees):
+        session.tree = tree
+        room = 59 - (len(session.tokens) - len(_PROMPT))
+        assert session.step().tree.shape == tree.limit(room)
+        assert session.cache.tokens == session.tokens[:-1]  # type: ignore[attr-defined]
+        held = proposer.cache.tokens  # type: ignore[attr-defined]
+        assert held == session.tokens[: len(held)]
+        if session.finish_reason is not None:
+            break
+    assert temperature == 1 or session.tokens[len(_PROMPT) :] == _greedy(_PROMPT, 60)
+
+
+def test_a_tree_that_does_not_fit_is_refused_and_the_old_one_stays() -> None:
+    session = _session(_BUSHY, max_tokens=10)
+    for tree, message in ((TreeShape([-1] + [0] * 13), "a node with 13 children"), (DynamicTree(4, 2), "are chosen")):
+        with pytest.raises(UsageError, match=message):
+            session.tree = tree
+    assert session.step().tree.shape == _BUSHY
 
 
 @torch.inference_mode()

@@ -4,8 +4,10 @@ import pytest
 
 from sequoia.errors import FileError, UsageError
 from sequoia.tree.dynamic import DynamicTree
+from sequoia.tree.formats import choices, umbrella
 from sequoia.tree.planner import optimal_shape
 from sequoia.tree.profile import AcceptanceProfile
+from sequoia.tree.records import save_record
 from sequoia.tree.shape import TreeShape
 from sequoia.tree.specs import TREE_FORMS, parse_tree
 
@@ -67,3 +69,15 @@ def test_files(tmp_path, monkeypatch):
     for missing in ["none.json", "folder/none"]:
         with pytest.raises(FileError, match=missing):
             parse_tree(missing)
+
+
+def test_other_tools_files(tmp_path):
+    shape = TreeShape([-1, 0, 0, 1, 1, 3])
+    for write in (umbrella, choices):
+        save_record(tmp_path / "shape.json", write(shape))
+        assert parse_tree(str(tmp_path / "shape.json")) == shape
+    with pytest.raises(UsageError, match="sequoia tree convert"):
+        parse_tree(str(tmp_path / "growmap.pt"))
+    AcceptanceProfile([[0.5]]).save(tmp_path / "profile.json")
+    with pytest.raises(FileError, match=r"profile\.json: a tree is needed, but these are acceptance rates"):
+        parse_tree(str(tmp_path / "profile.json"))

@@ -14,6 +14,7 @@ import typer
 
 from sequoia.app import options
 from sequoia.app.failure import INTERRUPTED
+from sequoia.app.lists import numbers
 from sequoia.app.output import console, note, write_out
 from sequoia.app.waiting import waiting
 from sequoia.errors import UsageError
@@ -63,7 +64,7 @@ def bench(
     if context.invoked_subcommand is not None:
         _require_no_options(context)
         return
-    temperatures, top_ps = _numbers("--temperature", temperature), _numbers("--top-p", top_p)
+    temperatures, top_ps = numbers("--temperature", temperature), numbers("--top-p", top_p)
     names = _names(methods) or (QUICK_METHODS if quick else METHODS)
     folder = out or Path(time.strftime("bench-%Y%m%d-%H%M%S"))
     sources = prompts or ["built-in"]
@@ -122,13 +123,6 @@ def _require_no_options(context: typer.Context) -> None:
             raise UsageError(
                 f"{option.opts[0]} before {command} is for comparing. Put the options of {command} after it."
             )
-
-
-def _numbers(name: str, text: str) -> tuple[float, ...]:
-    try:
-        return tuple(dict.fromkeys(float(part) for part in text.split(",")))
-    except ValueError:
-        raise UsageError(f"{name} takes numbers with commas between them, such as 0,0.6, not {text!r}.") from None
 
 
 def _names(given: Sequence[str] | None) -> tuple[str, ...]:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from io import StringIO
 from itertools import chain
 from textwrap import fill
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from sequoia.app.output import terminal_width, write_out
+from sequoia.app.output import print_out, terminal_width
 from sequoia.measure.bench import wording
 
 if TYPE_CHECKING:
@@ -21,7 +18,6 @@ if TYPE_CHECKING:
 
 _GAP = 2
 _NARROWEST_NAME, _WIDEST_NAME, _WIDEST_CATEGORY = 8, 32, 16
-_ENDLESS = 10_000  # tables have found their width before they are printed
 
 
 @dataclass(frozen=True)
@@ -43,37 +39,18 @@ def print_tables(summary: Summary) -> None:
     width = terminal_width()
     for setting in summary.settings:
         requests = max(entry.overall.requests for entry in setting.methods)
-        _print(f"{setting.setting} · {wording.count(requests, 'request')}", "bold")
+        print_out(f"{setting.setting} · {wording.count(requests, 'request')}", "bold")
         for table in _tables(setting, summary.categories, width):
-            _print(table)
-            _print("")
+            print_out(table)
+            print_out("")
     for line in _lines_below(summary):
-        _print(fill(line, width, break_long_words=False, break_on_hyphens=False), "dim")
+        print_out(fill(line, width, break_long_words=False, break_on_hyphens=False), "dim")
 
 
 def _lines_below(summary: Summary) -> list[str]:
     run = summary.run
-    about = " · ".join(filter(None, (wording.subject(run), wording.machine(run), wording.workload(run))))
+    about = " · ".join(filter(None, (wording.subject(run), wording.machine(run.machine), wording.workload(run))))
     return [*filter(None, [wording.progress(summary)]), about, wording.CONVENTIONS]
-
-
-def _print(content: Any, style: str | None = None) -> None:
-    """On stdout: text as it is, colours only on a terminal and without NO_COLOR, nothing wrapped or cut."""
-    from rich.console import Console
-
-    colours: Any = None if os.environ.get("NO_COLOR") else "auto"
-    drawn = StringIO()
-    console = Console(
-        file=drawn,
-        force_terminal=sys.stdout.isatty() or None,
-        color_system=colours,
-        markup=False,
-        highlight=False,
-        emoji=False,
-        width=_ENDLESS,
-    )
-    console.print(content, style=style, soft_wrap=True)
-    write_out("".join(f"{line.rstrip()}\n" for line in drawn.getvalue().splitlines()))
 
 
 def _tables(summary: SettingSummary, categories: Sequence[str], width: int) -> Iterator[Table]:

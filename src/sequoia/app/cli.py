@@ -15,6 +15,7 @@ from sequoia.app.generate import generate
 from sequoia.app.output import flush_all, prepare_streams
 from sequoia.app.selftest import selftest
 from sequoia.app.trees import tree_app
+from sequoia.app.tune import tune
 
 app = typer.Typer(
     name="sequoia",
@@ -43,6 +44,7 @@ def sequoia(
 
 
 app.command()(generate)
+app.command()(tune)
 app.command()(selftest)
 app.add_typer(tree_app)
 app.add_typer(bench_app)

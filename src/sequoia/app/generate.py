@@ -36,7 +36,9 @@ def generate(
     device: options.Device = "auto",
     threads: options.Threads = None,
     compile: options.Compile = False,
-    tree: options.Tree = "optimal:16x4",
+    tree: options.Tree = "auto",
+    plan: options.Plan = None,
+    no_guard: options.NoGuard = False,
     profile: options.Profile = None,
     verifier: options.Verifier = "auto",
     temperature: options.Temperature = 0.0,
@@ -73,25 +75,37 @@ def generate(
         logprobs=logprobs,
     )
     _require_sense(system, raw, as_json, logprobs)
-    planned = _tree(tree, profile, draft)
+    asked = _tree(tree, plan, profile, draft)
     text = _prompt_text(prompt, raw)
     with waiting("loading the model") as tell:
         from sequoia.engine import load
         from sequoia.model.threads import set_threads
 
         set_threads(threads)
-        numbers = {"dtype": dtype, "draft_dtype": draft_dtype}
-        engine = load(target, draft, planned, verifier, device=device, compile=compile, notice=tell, **numbers)
+        engine = load(
+            target,
+            draft,
+            asked,
+            verifier,
+            dtype,
+            device,
+            draft_dtype=draft_dtype,
+            plan=plan,
+            guard=not no_guard,
+            compile=compile,
+            notice=tell,
+        )
     token_ids = _encoded(engine, text, system, raw)
     chunks = engine.stream(token_ids, params)  # refuses what cannot be generated before anything is said
     _tell_idle(params, tree, draft, verifier)
-    note(heading(engine), "dim")
+    _tell_plan(engine, params, no_guard)
+    note(heading(engine, params), "dim")
     answer = _answer(chunks, with_logprobs=logprobs is not None, show=not as_json)
     if as_json:
-        print_json(answer, engine, len(token_ids))
+        print_json(answer, engine, params, len(token_ids))
     if stats:
-        print_stats(answer, engine.stats)
-    note(closing_line(answer, engine), "dim")
+        print_stats(answer, engine)
+    note(closing_line(answer, engine, params), "dim")
     if answer.finish_reason == "interrupted":
         raise typer.Exit(INTERRUPTED)
 
@@ -136,13 +150,31 @@ def _tell_idle(params: SamplingParams, tree: str, draft: str, verifier: str) -> 
         note("with --tree off the draft is not used")
 
 
-def _tree(tree: str, profile: Path | None, draft: str) -> Tree:
-    from sequoia.tree.profile import AcceptanceProfile
-    from sequoia.tree.specs import parse_tree
+def _tell_plan(engine: Engine, params: SamplingParams, no_guard: bool) -> None:
+    """Say how the plan differs from what runs, or that there is none to guard."""
+    if engine.planned is not None and (line := engine.planned.notice(params)):
+        note(line)
+    if engine.planned is None and no_guard:
+        note("without a plan there is no guard, and --no-guard changes nothing")
 
-    if profile is not None and not tree.startswith("optimal:"):
+
+def _tree(tree: str, plan: Path | None, profile: Path | None, draft: str) -> str | Tree:
+    """What to load with, checked before anything slow: "auto" as it is, and all else as the tree it names."""
+    from sequoia.tree.plan import PlanFile
+    from sequoia.tree.profile import AcceptanceProfile
+    from sequoia.tree.specs import UNPLANNED, parse_tree
+
+    if plan is not None and (tree != "auto" or profile is not None):
+        other = "--profile" if tree == "auto" else f"--tree {tree}"
+        raise UsageError(f"--plan chooses the tree, and so does {other}. Give one of the two.")
+    if plan is not None:
+        PlanFile.load(plan)
+    if tree == "auto" and profile is None:
+        return tree
+    spec = UNPLANNED if tree == "auto" else tree
+    if profile is not None and not spec.startswith("optimal:"):
         raise UsageError(f"--profile plans optimal trees, and --tree is {tree!r}. Use --tree optimal:SIZExDEPTH.")
-    return parse_tree(tree, AcceptanceProfile.for_draft(draft, profile))
+    return parse_tree(spec, AcceptanceProfile.for_draft(draft, profile))
 
 
 def _prompt_text(prompt: str, raw: bool) -> str:

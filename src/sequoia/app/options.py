@@ -74,7 +74,27 @@ Compile = Annotated[
     ),
 ]
 
-Tree = Annotated[str, typer.Option(help=f"{TREE_FORMS}.", metavar="TREE", rich_help_panel=TREE_PANEL)]
+Tree = Annotated[
+    str,
+    typer.Option(help=f"auto, {TREE_FORMS}.", show_default="auto: planned", metavar="TREE", rich_help_panel=TREE_PANEL),
+]
+Plan = Annotated[
+    Path | None,
+    typer.Option(
+        help="What `sequoia tune` wrote for this pair of models.",
+        show_default="the one tuned here earlier, if any",
+        metavar="FILE",
+        rich_help_panel=TREE_PANEL,
+    ),
+]
+NoGuard = Annotated[
+    bool,
+    typer.Option(
+        "--no-guard",
+        help="Keep to the plan, also where plain decoding is measured to be faster.",
+        rich_help_panel=TREE_PANEL,
+    ),
+]
 Profile = Annotated[
     Path | None,
     typer.Option(
@@ -158,8 +178,8 @@ _COMPARISON = "Comparison"
 Methods = Annotated[
     list[str] | None,
     typer.Option(
-        help="Commas between: plain, a tree such as optimal:16x4, VERIFIER:TREE, transformers, transformers-assisted, "
-        "transformers-lookup, llama.cpp, llama.cpp-lookup, a .py or .yaml file. Repeatable.",
+        help="Commas between: plain, a tree such as optimal:16x4, VERIFIER:TREE, plan, plan:FILE, transformers, "
+        "transformers-assisted, transformers-lookup, llama.cpp, llama.cpp-lookup, a .py or .yaml file. Repeatable.",
         show_default="all but files, assisted and llama.cpp",
         metavar="NAMES",
         rich_help_panel=_COMPARISON,
@@ -210,4 +230,72 @@ BenchOut = Annotated[
 ]
 BenchFolder = Annotated[
     Path, typer.Argument(help="The folder that a run has written.", metavar="DIR", show_default=False)
+]
+
+_MEASUREMENT, _PLANNING = "Measurement", "Planning"
+
+TunePrompts = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--prompts",
+        help="What acceptance is measured on: built-in, a .jsonl or .txt file, c4, openwebtext, cnn_dailymail, "
+        "mt_bench, wikitext or hf:NAME:CONFIG:SPLIT. Repeatable.",
+        show_default="built-in",
+        metavar="SOURCE",
+        rich_help_panel=_MEASUREMENT,
+    ),
+]
+TunePromptCount = Annotated[
+    int, typer.Option("--count", min=1, help="Most prompts to use.", rich_help_panel=_MEASUREMENT)
+]
+Samples = Annotated[
+    int, typer.Option(min=1, help="Answers to measure, for each temperature.", rich_help_panel=_MEASUREMENT)
+]
+SampleTokens = Annotated[
+    int, typer.Option("--tokens", min=1, help="Most tokens of such an answer.", rich_help_panel=_MEASUREMENT)
+]
+TunePromptTokens = Annotated[
+    int,
+    typer.Option("--prompt-tokens", min=1, help="Texts are cut to this many tokens.", rich_help_panel=_MEASUREMENT),
+]
+TuneSeed = Annotated[int, typer.Option("--seed", min=0, help="Of the answers' noise.", rich_help_panel=_MEASUREMENT)]
+Seconds = Annotated[
+    float, typer.Option(min=0, help="For timing, about; the longer the surer.", rich_help_panel=_MEASUREMENT)
+]
+FromRun = Annotated[
+    list[Path] | None,
+    typer.Option(
+        help="Merge in what answers accepted: a file of what generate --json printed, one a line. Repeatable.",
+        metavar="FILE",
+        rich_help_panel=_MEASUREMENT,
+    ),
+]
+TuneTemperatures = Annotated[
+    str,
+    typer.Option("--temperature", help="One or more; each gets a plan.", metavar="LIST", rich_help_panel=_SAMPLING),
+]
+MaxSize = Annotated[int, typer.Option(min=1, help="Most nodes of a tree.", rich_help_panel=_PLANNING)]
+MaxDepth = Annotated[int, typer.Option(min=1, help="Most edges from the root.", rich_help_panel=_PLANNING)]
+Batch = Annotated[
+    str,
+    typer.Option(
+        help="Plan on paper for so many requests at once, at the first temperature.",
+        metavar="LIST",
+        rich_help_panel=_PLANNING,
+    ),
+]
+PlanOut = Annotated[
+    Path | None,
+    typer.Option(
+        "--out", help="Write the plan to this file too, which --plan reads.", metavar="FILE", rich_help_panel=_OUTPUT
+    ),
+]
+ReportOut = Annotated[
+    Path | None,
+    typer.Option(
+        "--report",
+        help="Write an HTML page of what was measured, and a picture of the same name.",
+        metavar="FILE",
+        rich_help_panel=_OUTPUT,
+    ),
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from io import StringIO
 from typing import TYPE_CHECKING, Any, TextIO
 
 from sequoia.errors import FileError
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _PLAIN_WIDTH = 100  # of tables and drawings that go to a file or a pipe
+_ENDLESS = 10_000  # tables have found their width before they are printed
 
 
 def prepare_streams() -> None:
@@ -43,6 +45,25 @@ def write_out(text: str) -> None:
     except OSError as error:
         discard_streams()
         raise FileError(f"cannot write to standard output: {error.strerror or error}.") from error
+
+
+def print_out(content: Any, style: str | None = None) -> None:
+    """On stdout: text as it is, colours only on a terminal and without NO_COLOR, nothing wrapped or cut."""
+    from rich.console import Console
+
+    colours: Any = None if os.environ.get("NO_COLOR") else "auto"
+    drawn = StringIO()
+    console = Console(
+        file=drawn,
+        force_terminal=sys.stdout.isatty() or None,
+        color_system=colours,
+        markup=False,
+        highlight=False,
+        emoji=False,
+        width=_ENDLESS,
+    )
+    console.print(content, style=style, soft_wrap=True)
+    write_out("".join(f"{line.rstrip()}\n" for line in drawn.getvalue().splitlines()))
 
 
 def flush_all() -> None:

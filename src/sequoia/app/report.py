@@ -6,17 +6,20 @@ import json
 import math
 import sys
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from sequoia.app.output import console, write_out
+from sequoia.app.report_plan import end_mark, plan_mark, plan_record, print_plan
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from sequoia.engine import Chunk, Engine
+    from sequoia.params import SamplingParams
     from sequoia.speculate.session import TokenLogprobs
     from sequoia.speculate.stats import Stats
     from sequoia.tree.dynamic import Tree
+    from sequoia.tree.shape import TreeShape
 
 _GAP = " " * 6
 _COLUMNS_WITHOUT_RANKS = 26  # of the acceptance table
@@ -41,55 +44,64 @@ class Answer:
         self.finish_reason = chunk.finish_reason or ""
 
 
-def heading(engine: Engine) -> str:
+def heading(engine: Engine, params: SamplingParams) -> str:
     """What runs: target, draft and tree, on one line where there is room for it."""
     parts = [f"target {engine.target.loaded.name} · {_dtype(engine)} · {_device(engine)}"]
     draft_dtype = _draft_dtype(engine)
     parts.append(f"draft {_draft_name(engine)}" + (f" · {draft_dtype}" if draft_dtype else ""))
-    parts.append(_tree(engine.tree))
+    parts.append(_tree(engine.tree_for(params)) + plan_mark(engine))
     if engine.verifier.name != "sequoia" and not _is_dynamic(engine.tree):
         parts.append(f"verifier {engine.verifier.name}")
     line = _GAP.join(parts)
     return line if not sys.stderr.isatty() or len(line) <= console().width else "\n".join(parts)
 
 
-def closing_line(answer: Answer, engine: Engine) -> str:
+def closing_line(answer: Answer, engine: Engine, params: SamplingParams) -> str:
     """What it took: tokens, speed, tokens per round and tree; on a terminal set off from the answer."""
     stats = engine.stats
     parts = [
         f"{_count(stats.emitted_tokens, 'token')} in {stats.seconds:.1f} s",
         f"{stats.tokens_per_second:.3g} tokens/s",
         f"{stats.mean_accepted_length:.2f} tokens per round",
-        _tree(engine.tree),
+        _tree(engine.tree_for(params)) + end_mark(stats),
         f"finish: {answer.finish_reason}",
     ]
     return ("\n" if sys.stderr.isatty() else "") + " · ".join(parts)
 
 
-def print_json(answer: Answer, engine: Engine, prompt_tokens: int) -> None:
-    """One JSON object on stdout."""
+def print_json(answer: Answer, engine: Engine, params: SamplingParams, prompt_tokens: int) -> None:
+    """One JSON object on stdout; `sequoia tune --from-run` reads it."""
+    from sequoia.tree.plan import law_of
+
     record = {
         "text": answer.text,
         "token_ids": answer.token_ids,
         "finish_reason": answer.finish_reason,
         "logprobs": [_logprobs(entry) for entry in answer.logprobs] if answer.with_logprobs else None,
         "prompt_tokens": prompt_tokens,
+        "params": law_of(params),
         "target": engine.target.loaded.name,
         "draft": _draft_name(engine),
         "dtype": _dtype(engine),
         "draft_dtype": _draft_dtype(engine),
         "device": str(engine.target.device),
         "verifier": engine.verifier.name,
-        "tree": _tree_record(engine.tree),
+        "path": engine.target.path,
+        "draft_path": _draft_path(engine),
+        "tree": _tree_record(engine.tree_for(params)),
+        "plan": plan_record(engine.stats),
         "stats": _stats(engine.stats),
     }
     write_out(json.dumps(record, allow_nan=False) + "\n")
 
 
-def print_stats(answer: Answer, stats: Stats) -> None:
+def print_stats(answer: Answer, engine: Engine) -> None:
     """Tables for people, on stderr."""
-    screen = console()
+    screen, stats = console(), engine.stats
+    for line in _paths(engine):
+        screen.print(line)
     screen.print(_counts(answer, stats))
+    print_plan(screen, stats)
     if stats.visits:
         screen.print("accepted by depth and rank")
         screen.print(_acceptance(stats, ranks=_ranks_that_fit(stats, screen.width)))
@@ -174,7 +186,9 @@ def _tree(tree: Tree) -> str:
 
 
 def _tree_record(tree: Tree) -> dict[str, Any]:
-    return {"size": tree.size, "depth": tree.depth, "dynamic": _is_dynamic(tree)}
+    is_dynamic = _is_dynamic(tree)
+    parents = None if is_dynamic else list(cast("TreeShape", tree).parents)
+    return {"size": tree.size, "depth": tree.depth, "dynamic": is_dynamic, "parents": parents}
 
 
 def _is_dynamic(tree: Tree) -> bool:
@@ -191,6 +205,16 @@ def _draft_dtype(engine: Engine) -> str | None:
     """None where the draft is no model loaded here."""
     loaded = getattr(getattr(engine.draft, "model", None), "loaded", None)
     return getattr(loaded, "weights", None)
+
+
+def _paths(engine: Engine) -> list[str]:
+    """Which code runs the passes."""
+    draft = _draft_path(engine)
+    return [f"target passes: {engine.target.path}", *([f"draft passes: {draft}"] if draft else [])]
+
+
+def _draft_path(engine: Engine) -> str | None:
+    return getattr(getattr(engine.draft, "model", None), "path", None)
 
 
 def _device(engine: Engine) -> str:

@@ -69,6 +69,16 @@ class CausalLM:
         """Whether the lean decoder runs, and not transformers' modules."""
         return self._decoder is not None
 
+    @property
+    def path(self) -> str:
+        """Which code runs a pass, for people."""
+        loaded = self.loaded
+        packed = not loaded.int8 and loaded.load_again is not None and can_pack(loaded.dtype, self.device)
+        if self.is_lean:
+            return f"lean decoder, {'packed ' if packed else ''}{loaded.weights}"
+        form = "int8" if loaded.int8 else "packed" if packed else "plain"
+        return f"transformers' modules with {form} linear layers: no lean decoder for {self._config.model_type}"
+
     def settle(self) -> None:
         """Bring the weights into the form that passes run fastest on, once it is known that the model is right.
 
@@ -93,6 +103,11 @@ class CausalLM:
             return
         decoder = self._decoder
         self._compiling = compile_later(decoder.trial, folder, partial(setattr, decoder, "kernels"), tell)
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether it was asked to compile, be it finished or not."""
+        return self._compiling is not None
 
     def wait_until_compiled(self) -> None:
         """Return at once where nothing is being compiled."""

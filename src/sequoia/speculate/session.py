@@ -103,13 +103,12 @@ class Session:
         request: int = 0,
     ) -> None:
         _check_prompt(prompt, target)
-        _check_tree(tree, proposer)
         self.tokens = list(prompt)
         self.cache = target.new_cache()
         self.finish_reason: FinishReason | None = None
-        self._target, self._proposer, self._tree = target, proposer, tree
+        self._target, self._proposer = target, proposer
         self._verifier = GREEDY if params.temperature == 0 else verifier
-        require_fit(tree, self._verifier.draws)
+        self.tree = tree
         self._params = params
         self._eos_ids = frozenset() if params.ignore_eos else eos_ids
         self._processors = Processors(params, prompt, target.vocab_size, target.device)
@@ -117,6 +116,22 @@ class Session:
         self._rounds = 0
         room = params.max_tokens if target.context_length is None else target.context_length - len(prompt)
         self._most_tokens = len(prompt) + min(params.max_tokens, room)
+
+    @property
+    def tree(self) -> Tree:
+        """What the next round's token tree is grown by. Another may be set between rounds: as long as the choice rests
+        on past rounds alone, the output's distribution stays the target's.
+
+        Raises:
+            UsageError: the draft or the verifier cannot serve it.
+        """
+        return self._tree
+
+    @tree.setter
+    def tree(self, tree: Tree) -> None:
+        _check_tree(tree, self._proposer)
+        require_fit(tree, self._verifier.draws)
+        self._tree = tree
 
     @torch.inference_mode()
     def step(self) -> Round:

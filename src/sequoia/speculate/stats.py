@@ -5,6 +5,47 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from sequoia.speculate.session import Round
+from sequoia.tree.guard import GuardEvent
+from sequoia.tree.option import Kind, Option
+
+
+@dataclass
+class KindCount:
+    """Rounds of one kind whose times tell how fast that kind is."""
+
+    rounds: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+
+    @property
+    def tokens_per_round(self) -> float:
+        return self.tokens / self.rounds
+
+    @property
+    def seconds_per_round(self) -> float:
+        return self.seconds / self.rounds
+
+    def add(self, tokens: int, seconds: float) -> None:
+        self.rounds += 1
+        self.tokens += tokens
+        self.seconds += seconds
+
+
+@dataclass
+class PlanRun:
+    """A request that ran by a plan: what was predicted, and what came of it."""
+
+    option: Option  # what the plan chose, with its prediction
+    kinds: dict[Kind, KindCount] = field(default_factory=dict)
+    """The kinds that ran, in the order they came. Left out are the first round, which reads the prompt, and rounds
+    whose tree was cut at the end of a request."""
+    events: list[GuardEvent] = field(default_factory=list)
+    """What the guard changed."""
+
+    @property
+    def measured(self) -> KindCount | None:
+        """What the prediction is held against: the rounds of the chosen kind, if there were any."""
+        return self.kinds.get(self.option.kind)
 
 
 @dataclass
@@ -25,6 +66,7 @@ class Stats:
     )  # by depth and rank: visits whose accepted child had that rank
     first_round_seconds: float = 0.0  # the prompt's pass and the first round, which are one
     seconds: float = 0.0  # all rounds
+    plan: PlanRun | None = None  # of a request that ran by one
 
     @property
     def mean_accepted_length(self) -> float:
@@ -50,7 +92,7 @@ class Stats:
             self._count(shape.depths[node] - 1, shape.ranks[node])
 
     def merge(self, other: Stats) -> None:
-        """Add another request's counts and seconds."""
+        """Add another request's counts and seconds; what its plan predicted stays with it."""
         for name in ("rounds", "emitted_tokens", "drafted_tokens", "accepted_tokens", "cut_tokens"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.first_round_seconds += other.first_round_seconds

@@ -1,8 +1,10 @@
-"""Checks of sizes, shared by shapes, profiles and planner."""
+"""Checks of sizes and of plain data, shared by shapes, profiles, plans and planner."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from numbers import Integral
+from typing import Any
 
 from sequoia.errors import UsageError
 
@@ -32,3 +34,21 @@ def full_tree_size(branch: int, depth: int, most: int = MAX_NODES) -> int:
         if size > most:
             return most + 1
     return size
+
+
+def require_keys(name: str, record: object, keys: Sequence[str]) -> Mapping[str, Any]:
+    """Return `record`, a part of a larger one, if it is a mapping with exactly these keys; UsageError otherwise."""
+    if not isinstance(record, Mapping):
+        raise UsageError(f"{name} must be an object, not {type(record).__name__}.")
+    if missing := [key for key in keys if key not in record]:
+        raise UsageError(f"{name} lacks its {missing[0]!r}. Needed: {', '.join(keys)}.")
+    if unknown := sorted(map(str, record.keys() - set(keys))):
+        raise UsageError(f"{name} has an unknown key {unknown[0]!r}. Known: {', '.join(keys)}.")
+    return record
+
+
+def require_list(name: str, value: object) -> Sequence[Any]:
+    """Return `value` if it is a list or a tuple; UsageError otherwise."""
+    if not isinstance(value, (list, tuple)):
+        raise UsageError(f"{name} must be a list, not {type(value).__name__}.")
+    return value

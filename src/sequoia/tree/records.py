@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 from uuid import uuid4
@@ -34,22 +34,28 @@ def check_record(record: object, kind: str, version: int, keys: Iterable[str]) -
     return record
 
 
-def save_record(path: str | os.PathLike[str], record: Mapping[str, Any]) -> None:
+def save_record(path: str | os.PathLike[str], record: Mapping[str, Any] | Sequence[Any]) -> None:
     """Write `record` as JSON; a reader never sees half a file, and a failure leaves nothing behind.
 
     Raises:
         UsageError: the record holds something JSON cannot.
         FileError: the file cannot be written.
     """
-    target = Path(path)
     try:
         text = json.dumps(record, allow_nan=False, ensure_ascii=False) + "\n"
+        data = text.encode("utf-8")
     except (TypeError, ValueError, RecursionError) as error:
         raise UsageError(f"cannot be saved as JSON: {error}.") from error
+    save_bytes(path, data)
+
+
+def save_bytes(path: str | os.PathLike[str], data: bytes) -> None:
+    """Write a file whole or not at all. FileError if it cannot be written."""
+    target = Path(path)
     part = target.with_name(f".{target.name}.{uuid4().hex}.part")
     try:
         try:
-            part.write_text(text, encoding="utf-8")
+            part.write_bytes(data)
             os.replace(part, target)
         finally:
             part.unlink(missing_ok=True)
@@ -69,6 +75,11 @@ def load_record(path: str | os.PathLike[str], read: Callable[[Any], T]) -> T:
         raise FileError(f"cannot read {path}: {error.strerror or error}.") from error
     except (ValueError, RecursionError) as error:
         raise FileError(f"{path} is not valid JSON: {error}. Write it again.") from error
+    return build(path, record, read)
+
+
+def build(path: str | os.PathLike[str], record: Any, read: Callable[[Any], T]) -> T:
+    """What `read` makes of the `record` that `path` holds. FileError, naming the path, if it refuses it."""
     try:
         return read(record)
     except UsageError as error:

@@ -8,13 +8,19 @@ from collections.abc import Callable
 
 from sequoia.errors import UsageError
 from sequoia.tree.dynamic import DynamicTree, Tree
+from sequoia.tree.formats import TORCH_SUFFIXES, read_shape
 from sequoia.tree.planner import optimal_shape
 from sequoia.tree.profile import AcceptanceProfile
+from sequoia.tree.records import load_record
 from sequoia.tree.shape import TreeShape
 
 TREE_FORMS = "off, chain:4, chains:16x8, beam:4x6, kary:2x4, optimal:64x8, dynamic:64x8 or a shape file"
 """The forms that `parse_tree` reads, for help texts."""
 
+UNPLANNED = "optimal:16x4"
+"""What runs where nothing was named and nothing is planned."""
+
+_FORM = re.compile(r"off|(chain|chains|beam|kary|optimal|dynamic):[-x\d]+")
 _PAIRS: dict[str, Callable[[int, int], TreeShape]] = {
     "chains": TreeShape.chains,
     "beam": TreeShape.beam,
@@ -47,9 +53,21 @@ def _parsed(spec: str, profile: AcceptanceProfile | None) -> Tree:
         return _optimal(profile, first, second) if pair[1] == "optimal" else _PAIRS[pair[1]](first, second)
     if rule := re.fullmatch(r"dynamic:(-?\d{1,9})x(-?\d{1,9})(?:x(-?\d{1,9}))?", spec):
         return DynamicTree(*(int(number) for number in rule.groups() if number is not None))
-    if spec.endswith(".json") or os.sep in spec or os.path.isfile(spec):
-        return TreeShape.load(spec)
+    if names_file(spec):
+        return _from_file(spec)
     raise UsageError(f"no such form. Give {TREE_FORMS}.")
+
+
+def names_file(spec: str) -> bool:
+    """Whether `spec` is the path of a file and not a form."""
+    looks_like_one = spec.endswith((".json", *TORCH_SUFFIXES)) or os.sep in spec or os.path.isfile(spec)
+    return looks_like_one and not _FORM.fullmatch(spec)
+
+
+def _from_file(path: str) -> TreeShape:
+    if path.endswith(TORCH_SUFFIXES):
+        raise UsageError("a torch file is not read here. Convert it first: sequoia tree convert FILE tree.json.")
+    return load_record(path, read_shape)
 
 
 def _optimal(profile: AcceptanceProfile | None, size: int, depth: int) -> TreeShape:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,10 @@ from sequoia.measure.bench.clock import PassClock
 from sequoia.measure.bench.method import Method
 from sequoia.measure.bench.methods import NAMED, build_method, build_methods
 from sequoia.params import SamplingParams
+from sequoia.tree.latency import LatencyProfile, Timing
+from sequoia.tree.option import Option, Prediction
+from sequoia.tree.plan import Plan, PlanFile
+from sequoia.tree.profile import AcceptanceProfile
 from sequoia.tree.shape import TreeShape
 
 GREEDY = SamplingParams(max_tokens=10, temperature=0)
@@ -89,6 +94,46 @@ def test_a_shape_file_is_named_after_itself(engine: Engine, tmp_path: Path) -> N
     _, pine, other = built(engine, path, f"specinfer:{path}")
     assert (pine.name, pine.tree_size, pine.tree_kind, pine.spec) == ("pine", 7, "file", path)
     assert (other.name, other.spec) == (f"specinfer:{path}", f"specinfer:{path}")
+
+
+def _plan_file(engine: Engine) -> PlanFile:
+    off = Option("off", TreeShape.root_only(), Prediction(1.0, 0.0, 2.0, 0.1))
+    tree = Option("tree", TreeShape.kary(2, 2), Prediction(2.5, 0.1, 2.5, 0.1))
+    chain = Option("chain", TreeShape.chain(3), Prediction(2.5, 0.1, 2.5, 0.1))
+    latency = LatencyProfile({64: {1: Timing(2.0, 0.1)}}, {}, {})
+    profile = AcceptanceProfile([[0.5, 0.2]])
+    plans = (Plan({"temperature": 0.0}, profile, (off, tree)), Plan({"temperature": 1.0}, profile, (off, chain)))
+    return PlanFile(engine.pair, {}, {}, latency, plans)
+
+
+def test_a_plan_is_a_method(engine: Engine, tmp_path: Path) -> None:
+    """The tree of each temperature, in the rounds that `sequoia generate` would run."""
+    file = _plan_file(engine)
+    file.save(tmp_path / "mine.json")
+    prompt = PROMPTS[0].token_ids(engine.tokenizer)
+    engine_with_plan = engine.with_tree("auto", plan=file)
+    plain, from_file = built(engine, f"plan:{tmp_path / 'mine.json'}")
+    for method, origin in (
+        (from_file, f"plan:{tmp_path / 'mine.json'}"),
+        (built(engine_with_plan, "plan")[1], "plan"),
+        (built(engine_with_plan, "sequoia:plan")[1], "sequoia:plan"),
+    ):
+        assert (method.same_as, method.tree_size, method.tree_kind) == ("plain", 7, "plan")
+        assert method.spec == f"{origin} (tree 7/2, chain 3)"
+        assert answer(method, prompt, GREEDY) == answer(plain, prompt, GREEDY)
+    sizes: list[int] = []
+    for temperature in (0, 1):
+        params = SamplingParams(max_tokens=10, temperature=temperature, seed=1)
+        from_file.generate(prompt, params, lambda round_: sizes.append(round_.tree.shape.size))
+    assert {7, 4} <= set(sizes)
+
+
+def test_a_plan_there_is_not_says_so(engine: Engine, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"method plan: this pair has no plan yet\. Run `sequoia tune`"):
+        built(engine, "plan")
+    replace(_plan_file(engine), pair=engine.pair | {"target": "other"}).save(tmp_path / "mine.json")
+    with pytest.raises(FileError, match=r"mine\.json was tuned for other"):
+        built(engine, f"plan:{tmp_path / 'mine.json'}")
 
 
 @pytest.mark.parametrize("spec", ["nonsense", "nonsense:4", "specinfer:nonsense", "llama", ""])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 import subprocess
 from importlib.metadata import version
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import torch
 
 from sequoia import __version__
+from sequoia.model.machine import cpu_name, gpu_name
 
 _CHECKOUT = Path(__file__).parents[4]  # where the package runs from its source
 
@@ -24,21 +24,12 @@ def machine(device: torch.device) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "memory_gib": _memory_gib(),
-        "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
+        "gpu": gpu_name(device),
         "os": platform.platform(),
         "python": platform.python_version(),
         "versions": {"torch": torch.__version__, "transformers": version("transformers"), "sequoia": __version__},
         "commit": commit(_CHECKOUT),
     }
-
-
-def cpu_name(info: Path = Path("/proc/cpuinfo")) -> str:
-    """The processor's model as it calls itself."""
-    try:
-        found = re.search(r"^model name\s*:\s*(.+)$", info.read_text(encoding="utf-8"), re.MULTILINE)
-    except OSError:
-        found = None
-    return found[1].strip() if found else platform.processor() or platform.machine()
 
 
 def commit(root: Path) -> str | None:

@@ -14,6 +14,7 @@ from sequoia.measure.bench.files import Spec, check_spec, is_method_list, read_m
 from sequoia.measure.bench.method import PLAIN, Emit, Method
 from sequoia.measure.bench.peers import PEERS, peer_method
 from sequoia.params import SamplingParams
+from sequoia.planning.named import AUTO
 from sequoia.speculate.verify import VERIFIERS
 from sequoia.tree.specs import TREE_FORMS
 
@@ -32,12 +33,13 @@ NAMED = {
 """Short names, and what they stand for."""
 
 METHOD_FORMS = (
-    f"{', '.join((*NAMED, *PEERS))}; a tree ({TREE_FORMS}); VERIFIER:TREE such as specinfer:chains:4x4; a .py file "
-    "with a function generate; or a .yaml file with a list of methods"
+    f"{', '.join((*NAMED, *PEERS))}; a tree ({TREE_FORMS}); VERIFIER:TREE such as specinfer:chains:4x4; plan or "
+    "plan:FILE, which `sequoia tune` makes; a .py file with a function generate; or a .yaml file with a list of methods"
 )
 """What a method can be given as, for help texts."""
 
-_TREES = ("off", "chain", "chains", "beam", "kary", "optimal", "dynamic")
+_PLAN = "plan"
+_TREES = ("off", "chain", "chains", "beam", "kary", "optimal", "dynamic", _PLAN)
 
 
 def build_methods(specs: Iterable[Spec], engine: Engine, clock: PassClock) -> tuple[Method, ...]:
@@ -88,21 +90,33 @@ def build_method(spec: Spec, engine: Engine, clock: PassClock) -> Method:
 
 def tree_method(name: str, engine: Engine, tree: str, verifier: str = "auto") -> Method:
     """Ours: rounds of a session, without any text."""
-    own = engine.with_tree(tree, verifier.replace("-", "_"))
+    own = _with_tree(engine, tree, verifier.replace("-", "_"))
+    chosen = [] if own.planned is None else [plan.chosen for plan in own.planned.file.plans]
+    size = max((option.shape.size for option in chosen), default=own.tree.size)
+    built_from = f"{tree} ({', '.join(option.name for option in chosen)})" if chosen else tree
 
     def generate(prompt: Sequence[int], params: SamplingParams, emit: Emit) -> None:
-        session = own.session(prompt, params)
-        while session.finish_reason is None:
-            emit(session.step())
+        for round_ in own.rounds(prompt, params):
+            emit(round_)
 
     return Method(
         name,
         generate,
         same_as=None if name == PLAIN else PLAIN,
-        tree_size=own.tree.size if own.tree.size > 1 else None,
-        tree_kind=_kind(tree) if own.tree.size > 1 else None,
-        spec=tree if verifier == "auto" else f"{verifier}:{tree}",
+        tree_size=size if size > 1 else None,
+        tree_kind=_kind(tree) if size > 1 else None,
+        spec=built_from if verifier == "auto" else f"{verifier}:{built_from}",
     )
+
+
+def _with_tree(engine: Engine, tree: str, verifier: str) -> Engine:
+    kind, _, file = tree.partition(":")
+    if kind != _PLAN:
+        return engine.with_tree(tree, verifier)
+    own = engine.with_tree(AUTO, verifier, plan=file or None)
+    if own.planned is None:
+        raise UsageError("method plan: this pair has no plan yet. Run `sequoia tune` for it, or name a plan:FILE.")
+    return own
 
 
 def _expanded(specs: Iterable[Spec]) -> list[Spec]:
@@ -126,7 +140,8 @@ def _is_shape_file(tree: str) -> bool:
 
 
 def _kind(tree: str) -> str:
-    return "file" if _is_shape_file(tree) else tree.partition(":")[0]
+    kind = tree.partition(":")[0]
+    return "file" if _is_shape_file(tree) and kind != _PLAN else kind
 
 
 def _from_mapping(spec: Mapping[str, str], engine: Engine, clock: PassClock) -> Method:

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
-from uuid import uuid4
 
-from sequoia.errors import FileError
 from sequoia.measure.bench import wording
 from sequoia.measure.bench.picture import draw_round
 from sequoia.measure.bench.plots import fastest, size_plot, speed_plot
 from sequoia.measure.bench.records import Finding, Results, RoundEntry
 from sequoia.measure.bench.summary import SettingSummary, Summary
-from sequoia.measure.bench.tables import acceptance_table, category_table, definitions, figures_table
+from sequoia.measure.bench.tables import acceptance_table, category_table, figures_table
+from sequoia.measure.document import definitions, details, document, figure, section
+from sequoia.tree.records import save_bytes
 
 PAGE_NAME = "report.html"
-_SHEET = Path(__file__).with_name("page.css")
 _MOST_LISTED = 50
 _MOST_ROUNDS = 6
 _HOW_TO_READ = (
@@ -49,16 +47,7 @@ def write_page(path: Path, results: Results, summary: Summary) -> None:
     Raises:
         FileError: it cannot be written.
     """
-    text = page(results, summary)
-    part = path.with_name(f".{path.name}.{uuid4().hex}.part")
-    try:
-        try:
-            part.write_text(text, encoding="utf-8", errors="replace")
-            os.replace(part, path)
-        finally:
-            part.unlink(missing_ok=True)
-    except OSError as error:
-        raise FileError(f"cannot write {path}: {error.strerror or error}.") from error
+    save_bytes(path, page(results, summary).encode("utf-8", "replace"))
 
 
 def page(results: Results, summary: Summary) -> str:
@@ -84,25 +73,18 @@ def page(results: Results, summary: Summary) -> str:
         ("How to read this", "", definitions(_HOW_TO_READ)),
         ("Machine and settings", "", _provenance(summary)),
     )
-    title = escape(f"sequoia bench · {wording.subject(summary.run)}")
-    return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{title}</title><style>{_SHEET.read_text(encoding='utf-8')}</style></head>"
-        f"<body>{_heading(summary)}<main>{''.join(_section(*section) for section in sections)}</main></body></html>\n"
+    return document(
+        f"sequoia bench · {wording.subject(summary.run)}", _heading(summary), (section(*entry) for entry in sections)
     )
 
 
 def _heading(summary: Summary) -> str:
     unfinished = wording.progress(summary)
     notice = f'<p class="notice">{escape(unfinished)}</p>' if unfinished else ""
-    lines = "".join(f"<p>{escape(line)}</p>" for line in (wording.machine(summary.run), wording.workload(summary.run)))
-    return f"<header><h1>{escape(wording.subject(summary.run))}</h1>{lines}{notice}</header>"
-
-
-def _section(title: str, lead: str, content: str) -> str:
-    lead = f"<p>{escape(lead)}</p>" if lead else ""
-    return f"<section><h2>{escape(title)}</h2>{lead}{content}</section>" if content else ""
+    lines = "".join(
+        f"<p>{escape(line)}</p>" for line in (wording.machine(summary.run.machine), wording.workload(summary.run))
+    )
+    return f"<h1>{escape(wording.subject(summary.run))}</h1>{lines}{notice}"
 
 
 def _by_setting(summary: Summary, content: Callable[[SettingSummary], str]) -> str:
@@ -120,11 +102,7 @@ def _category_section(summary: Summary) -> list[tuple[str, str, str]]:
 
 def _plots(summary: Summary, plot: Callable[[SettingSummary], str | None]) -> str:
     made = ((setting, plot(setting)) for setting in summary.settings)
-    figures = "".join(
-        f'<figure><figcaption>{escape(str(setting.setting))}</figcaption><div class="scroll">{svg}</div></figure>'
-        for setting, svg in made
-        if svg is not None
-    )
+    figures = "".join(figure(str(setting.setting), svg) for setting, svg in made if svg is not None)
     return f'<div class="plots">{figures}</div>' if figures else ""
 
 
@@ -137,7 +115,7 @@ def _rounds(rounds: Sequence[RoundEntry]) -> str:
     """Each method's last, which is its best: the one most worth seeing in full, others to be opened."""
     best = {entry.method: entry for entry in rounds}.values()
     figures = [_round(entry) for entry in sorted(best, key=_interest, reverse=True)[:_MOST_ROUNDS]]
-    return "".join([*figures[:1], _details("other rounds", "".join(figures[1:]))])
+    return "".join([*figures[:1], details("other rounds", "".join(figures[1:]))])
 
 
 def _interest(entry: RoundEntry) -> tuple[bool, int, int]:
@@ -146,8 +124,7 @@ def _interest(entry: RoundEntry) -> tuple[bool, int, int]:
 
 
 def _round(entry: RoundEntry) -> str:
-    caption = escape(f"{entry.method}, prompt {entry.prompt}")
-    return f'<figure><figcaption>{caption}</figcaption><div class="scroll">{draw_round(entry)}</div></figure>'
+    return figure(f"{entry.method}, prompt {entry.prompt}", draw_round(entry))
 
 
 def _findings(summary: Summary) -> str:
@@ -155,7 +132,7 @@ def _findings(summary: Summary) -> str:
     if not faults and not ties:
         return "<p>No faults and no near ties.</p>"
     faulty = f'<p class="fault">{wording.count(len(faults), "fault")}</p>{_listed(faults)}' if faults else ""
-    near = _details(wording.count(len(ties), "near tie"), _listed(ties))
+    near = details(wording.count(len(ties), "near tie"), _listed(ties))
     return faulty + near
 
 
@@ -163,10 +140,6 @@ def _listed(findings: Sequence[Finding]) -> str:
     items = "".join(f"<li>{escape(wording.finding(entry))}</li>" for entry in findings[:_MOST_LISTED])
     rest = len(findings) - _MOST_LISTED
     return f"<ul>{items}</ul>{f'<p>and {rest:,} more</p>' if rest > 0 else ''}" if findings else ""
-
-
-def _details(title: str, content: str) -> str:
-    return f"<details><summary>{escape(title)}</summary>{content}</details>" if content else ""
 
 
 def _provenance(summary: Summary) -> str:

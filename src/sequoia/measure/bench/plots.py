@@ -1,47 +1,24 @@
-"""The page's plots: each an SVG whose ids are its own, so that any number of them share a page."""
+"""The page's plots."""
 
 from __future__ import annotations
 
-import io
-import logging
 import re
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from html import escape
+from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
-from zlib import crc32
+from typing import TYPE_CHECKING
 
 from sequoia.measure.bench import wording
 from sequoia.measure.bench.bootstrap import Estimate
 from sequoia.measure.bench.summary import BASELINE, MethodSummary, SettingSummary
+from sequoia.measure.charts import COLOURS, DASHED, INK, PLAIN, svg
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
-_INK, _FADED, _GRID, _BAR, _PLAIN = "#24292f", "#57606a", "#d0d7de", "#2f6f9f", "#8c959f"
-_COLOURS = ("#2f6f9f", "#bc4c00", "#1a7f37", "#8250df", "#bf3989", "#9a6700", "#0e7a86", "#cf222e", "#57606a")
+_BAR = COLOURS[0]
 _MARKERS = "osD^vPX*h"
-_WIDTH = 5.6  # inches
 _TICKS_APART = 1.2
 _ASIDE = 1.06  # from one kind of tree to the next: those of one size would hide each other
-_STYLE: Any = {
-    "font.size": 9.5,
-    "text.color": _INK,
-    "text.parse_math": False,  # a file's name may hold a $
-    "axes.edgecolor": _FADED,
-    "axes.labelcolor": _INK,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "xtick.color": _FADED,
-    "ytick.color": _INK,
-    "grid.color": _GRID,
-    "figure.constrained_layout.w_pad": 0.08,
-    "svg.fonttype": "none",  # the reader's fonts have the characters that Matplotlib's own lack
-    "svg.hashsalt": "sequoia",
-}
 
 
 def speed_plot(summary: SettingSummary, limit: float) -> str:
@@ -50,7 +27,7 @@ def speed_plot(summary: SettingSummary, limit: float) -> str:
     bars = [(entry, estimate) for entry, estimate in found if estimate is not None]
     height = 0.95 + 0.34 * len(bars)
     described = "; ".join(f"{entry.method.name} {wording.with_interval(speed)} tokens/s" for entry, speed in bars)
-    return _svg(f"speed at {summary.setting}: {described}", height, lambda axes: _draw_speed(axes, bars, limit))
+    return svg(f"speed at {summary.setting}: {described}", height, lambda axes: _draw_speed(axes, bars, limit))
 
 
 def size_plot(summary: SettingSummary) -> str | None:
@@ -63,7 +40,7 @@ def size_plot(summary: SettingSummary) -> str | None:
         for entry in entries
     )
     height = max(3.4, 1.2 + 0.2 * len(entries))
-    return _svg(f"tokens per round at {summary.setting}: {points}", height, lambda axes: _draw_sizes(axes, entries))
+    return svg(f"tokens per round at {summary.setting}: {points}", height, lambda axes: _draw_sizes(axes, entries))
 
 
 def fastest(settings: Sequence[SettingSummary]) -> float:
@@ -86,13 +63,13 @@ def _bounds(estimate: Estimate) -> tuple[float, float]:
 def _draw_speed(axes: Axes, bars: Sequence[tuple[MethodSummary, Estimate]], limit: float) -> None:
     for row, (entry, estimate) in enumerate(bars):
         low, high = _bounds(estimate)
-        axes.barh(row, estimate.value, height=0.62, color=_PLAIN if entry.method.name == BASELINE else _BAR)
-        axes.plot([low, high], [row, row], color=_INK, linewidth=1.4, solid_capstyle="butt")
+        axes.barh(row, estimate.value, height=0.62, color=PLAIN if entry.method.name == BASELINE else _BAR)
+        axes.plot([low, high], [row, row], color=INK, linewidth=1.4, solid_capstyle="butt")
         # On paper of its own, for plain's line may run below it.
         paper = {"facecolor": "white", "edgecolor": "none", "pad": 1.0}
         axes.text(high + 0.02 * limit, row, _label(entry), va="center", fontsize=8.5, bbox=paper)
         if entry.method.name == BASELINE:
-            axes.axvline(estimate.value, color=_INK, linewidth=0.9, linestyle=(0, (4, 3)))
+            axes.axvline(estimate.value, color=INK, linewidth=0.9, linestyle=DASHED)
     axes.set_yticks(range(len(bars)), [_name(entry.method.name) for entry, _ in bars])
     axes.set_ylim(len(bars) - 0.4, -0.6)
     axes.set_xlim(0, 1.3 * limit)
@@ -119,10 +96,10 @@ def _draw_sizes(axes: Axes, entries: Sequence[MethodSummary]) -> None:
     families = list(_families(entries))
     axes.set_xscale("log", base=2)
     axes.set_xlim(0.9, max(sizes) * 1.15 * _ASIDE ** (len(families) / 2))
-    axes.axhline(1, color=_PLAIN, linewidth=0.9, linestyle=(0, (4, 3)))
+    axes.axhline(1, color=PLAIN, linewidth=0.9, linestyle=DASHED)
     ends = []
     for index, (family, members) in enumerate(families):
-        colour, marker = _COLOURS[index % len(_COLOURS)], _MARKERS[index % len(_MARKERS)]
+        colour, marker = COLOURS[index % len(COLOURS)], _MARKERS[index % len(_MARKERS)]
         aside = _ASIDE ** (index - (len(families) - 1) / 2)
         ends.append((*_draw_family(axes, members, colour, marker, aside), family, colour))
     lowest, highest = axes.get_ylim()
@@ -203,46 +180,3 @@ def _ticks(sizes: Sequence[int]) -> list[int]:
         if all(max(size, other) >= _TICKS_APART * min(size, other) for other in shown):
             shown.append(size)
     return sorted(shown)
-
-
-def _svg(description: str, height: float, draw: Callable[[Axes], None]) -> str:
-    with _silent():
-        from matplotlib import rc_context, rcdefaults, rcParams
-        from matplotlib.figure import Figure
-
-        with rc_context():
-            rcdefaults()  # not the user's style
-            rcParams.update(_STYLE)
-            figure = Figure(figsize=(_WIDTH, height), layout="constrained")
-            draw(figure.subplots())
-            return _with_own_ids(_rendered(figure), description)
-
-
-def _rendered(figure: Figure) -> str:
-    text = io.StringIO()
-    figure.savefig(text, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
-    return text.getvalue()
-
-
-@contextmanager
-def _silent() -> Iterator[None]:
-    """No lines about the font cache or missing glyphs, which the reader's own fonts have."""
-    logger = logging.getLogger("matplotlib")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)
-
-
-def _with_own_ids(svg: str, description: str) -> str:
-    """The element alone, its ids made unlike other plots', with a text for those who do not see it."""
-    svg = svg[svg.index("<svg") :]
-    mark = f"p{crc32(description.encode('utf-8', 'replace')):08x}"
-    svg = re.sub(r'(\bid="|url\(#|xlink:href="#)', rf"\g<1>{mark}-", svg)
-    # The style would hold for the whole page.
-    svg = re.sub(r"<style.*?</style>", "", svg, flags=re.DOTALL)
-    return svg.replace("<svg ", f'<svg role="img" aria-label="{escape(description)}" ', 1)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from sequoia.errors import FileError
+from sequoia.measure.lock import locked
 
 FILE_NAME = "results.jsonl"
 FORMAT, VERSION = "sequoia-bench", 1
@@ -173,32 +174,9 @@ class ResultsFile:
         except OSError as error:
             raise self._unwritable(error) from error
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """No other process writes to the file meanwhile, where the system can tell; a killed one leaves no lock.
-
-        Raises:
-            FileError: another one does.
-        """
-        try:
-            import fcntl
-        except ImportError:  # Windows
-            yield
-            return
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            folder = os.open(self.path.parent, os.O_RDONLY)
-        except OSError as error:
-            raise self._unwritable(error) from error
-        try:
-            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            yield
-        except BlockingIOError as error:
-            raise FileError(
-                f"{self.path.parent} is in use by another run. Wait for it, or give another --out."
-            ) from error
-        finally:
-            os.close(folder)
+    def locked(self) -> AbstractContextManager[None]:
+        """No other process writes to the file meanwhile; see `locked`."""
+        return locked(self.path.parent, "Wait for it, or give another --out.")
 
     def append(self, entries: Iterable[_Line]) -> None:
         """Add what belongs to one prompt in one write.

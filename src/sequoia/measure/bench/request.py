@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from sequoia.errors import SequoiaError
@@ -12,6 +10,7 @@ from sequoia.measure.bench.clock import PassClock
 from sequoia.measure.bench.method import Method
 from sequoia.measure.bench.records import Result, RoundEntry, Setting
 from sequoia.measure.bench.shared import left_alone
+from sequoia.measure.collector import without_collector
 from sequoia.params import SamplingParams
 from sequoia.speculate.session import Round
 from sequoia.speculate.stats import Stats
@@ -76,7 +75,7 @@ def run_request(
         UsageError: it changed what other methods run with.
     """
     recorder = Recorder(clock)
-    with _without_collector(), left_alone(f"method {method.name}"):
+    with without_collector(), left_alone(f"method {method.name}"):
         clock.start(len(request.token_ids))
         try:
             method.generate(list(request.token_ids), request.params, recorder)
@@ -91,30 +90,6 @@ def _reason(error: BaseException) -> str:
         return text
     described = f"{type(error).__name__}: {text}" if text else type(error).__name__
     return f"{described.rstrip('.')}. Mend it; --debug shows where it was raised."
-
-
-@contextmanager
-def long_lived() -> Iterator[None]:
-    """What exists on entry is not searched for garbage inside, which would take longer than a short request."""
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
-
-
-@contextmanager
-def _without_collector() -> Iterator[None]:
-    """No garbage is left from before, and its collection does not fall into anyone's time."""
-    gc.collect()
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _result(method: Method, request: Request, recorder: Recorder, eos_ids: frozenset[int]) -> Result:

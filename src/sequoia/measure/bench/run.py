@@ -19,8 +19,9 @@ from sequoia.measure.bench.machine import machine
 from sequoia.measure.bench.method import Method
 from sequoia.measure.bench.methods import build_methods
 from sequoia.measure.bench.records import Result, Results, ResultsFile, RoundEntry, RunEntry, Setting
-from sequoia.measure.bench.request import Request, drawn, long_lived, run_request, worth
+from sequoia.measure.bench.request import Request, drawn, run_request, worth
 from sequoia.measure.bench.resume import open_results
+from sequoia.measure.collector import long_lived
 from sequoia.measure.prompts import PromptRecord
 from sequoia.model.causal_lm import CausalLM
 from sequoia.params import SamplingParams

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from html import escape
 
 from sequoia.measure.bench import wording
 from sequoia.measure.bench.bootstrap import Estimate
 from sequoia.measure.bench.summary import BASELINE, Acceptance, Figures, MethodSummary, SettingSummary
+from sequoia.measure.document import table
 
 _HEADINGS = ("method", "speedup", "tokens/s", "accepted length", "first token", "prefill", "output", "requests")
 _MOST_DEPTHS, _MOST_RANKS = 12, 8
@@ -16,13 +17,13 @@ _DARK = 0.75  # shares from here on get light digits
 
 def figures_table(summary: SettingSummary) -> str:
     """Everything overall, with intervals."""
-    return _table(_HEADINGS, ((_row_class(entry), _figures_row(entry)) for entry in summary.methods))
+    return table(_HEADINGS, ((_row_class(entry), _figures_row(entry)) for entry in summary.methods))
 
 
 def category_table(summary: SettingSummary, categories: Sequence[str]) -> str:
     """Speedup by category, or tokens per second where plain decoding was not run."""
     rows = ((_row_class(entry), _category_row(summary, entry, categories)) for entry in summary.methods)
-    return _table(("method", *categories), rows)
+    return table(("method", *categories), rows)
 
 
 def acceptance_table(entry: MethodSummary, found: Acceptance) -> str:
@@ -47,11 +48,6 @@ def acceptance_table(entry: MethodSummary, found: Acceptance) -> str:
         f'<figure class="small"><figcaption>{escape(entry.method.name)}</figcaption><div class="scroll">'
         f'<table class="heat"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>{below}</figure>'
     )
-
-
-def definitions(entries: Iterable[tuple[str, str]]) -> str:
-    """Names and what they are."""
-    return f"<dl>{''.join(f'<dt>{escape(name)}</dt><dd>{escape(text)}</dd>' for name, text in entries)}</dl>"
 
 
 def _row_class(entry: MethodSummary) -> str:
@@ -108,13 +104,3 @@ def _heat(count: int, visits: int) -> str:
     depth = count / visits if visits else 0.0
     light = ";color:#fff" if depth >= _DARK else ""
     return f'<td style="background:rgba(31,95,143,{depth:.3f}){light}">{_share(count, visits)}</td>'
-
-
-def _table(headings: Iterable[str], rows: Iterable[tuple[str, Sequence[str]]]) -> str:
-    """Of cells in HTML; the first column names the row and stays in sight."""
-    head = "".join(f'<th scope="col">{escape(heading)}</th>' for heading in headings)
-    body = "".join(
-        f'<tr{mark}><th scope="row">{cells[0]}</th>{"".join(f"<td>{cell}</td>" for cell in cells[1:])}</tr>'
-        for mark, cells in rows
-    )
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'

@@ -12,7 +12,7 @@ from sequoia.measure.bench.records import Finding, MethodEntry, RunEntry
 from sequoia.measure.bench.summary import BASELINE, MethodSummary, Summary
 
 NOTHING = "–"
-_DEFAULT_TARGET = "SmolLM2-135M-Instruct"  # its short name, which is no name to load it by
+DEFAULT_TARGET = "SmolLM2-135M-Instruct"  # its short name, which is no name to load it by
 CONVENTIONS = (
     "speedup: plain's time per token to the method's, over the same requests; tokens/s: decoding, from the first step "
     "to the last; accepted length: tokens per target pass, next token included; in brackets: 95% bootstrap intervals"
@@ -21,14 +21,14 @@ CONVENTIONS = (
 
 def figure(estimate: Estimate | None, unit: str = "", scale: float = 1.0) -> str:
     """1.37×"""
-    return NOTHING if estimate is None else _three_digits(scale * estimate.value, scale * estimate.value) + unit
+    return NOTHING if estimate is None else three_digits(scale * estimate.value, scale * estimate.value) + unit
 
 
 def interval(estimate: Estimate | None, scale: float = 1.0) -> str:
     """1.29–1.45, with the decimals of the value; a dash where there is none."""
     if estimate is None or estimate.low is None or estimate.high is None:
         return NOTHING
-    low, high = (_three_digits(scale * bound, scale * estimate.value) for bound in (estimate.low, estimate.high))
+    low, high = (three_digits(scale * bound, scale * estimate.value) for bound in (estimate.low, estimate.high))
     return f"{low}–{high}"
 
 
@@ -85,9 +85,8 @@ def subject(run: RunEntry) -> str:
     return " · ".join(f"{label}{run.settings[key]}" for key, label in named.items() if run.settings.get(key))
 
 
-def machine(run: RunEntry) -> str:
+def machine(noted: Mapping[str, Any]) -> str:
     """Intel Xeon · 2 threads · torch 2.13.0 · transformers 5.24.0 · commit 1a2b3c4"""
-    noted = run.machine
     parts = [noted.get("gpu") or noted.get("cpu"), _counted(noted.get("threads"), "thread")]
     parts += [f"{name} {version}" for name, version in (noted.get("versions") or {}).items() if version]
     parts.append(f"commit {noted['commit']}" if noted.get("commit") else None)
@@ -119,7 +118,7 @@ def command(run: RunEntry) -> str:
         "--count": str(len(run.prompts)),
     }
     for name in ("target", "draft", "dtype", "device", "max_tokens", "prompt_tokens", "repeats", "seed"):
-        if settings.get(name) not in (None, _DEFAULT_TARGET):
+        if settings.get(name) not in (None, DEFAULT_TARGET):
             options["--" + name.replace("_", "-")] = str(settings[name])
     if run.machine.get("threads"):
         options["--threads"] = str(run.machine["threads"])
@@ -155,7 +154,7 @@ def _plain(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _three_digits(number: float, like: float) -> str:
-    """With as many decimals as show three digits of `like`."""
+def three_digits(number: float, like: float) -> str:
+    """`number` with as many decimals as show three digits of `like`."""
     decimals = 0 if abs(like) >= 99.95 else 1 if abs(like) >= 9.995 else 2
     return f"{number:,.{decimals}f}"

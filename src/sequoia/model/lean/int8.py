@@ -47,7 +47,7 @@ class Int8Weight:
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        rounded = [_rounded(piece) for piece in weight.split(_PIECE)]
+        rounded = [_rounded(piece) for piece in torch.split(weight, _PIECE)]
         scale, values = (torch.cat(parts) for parts in zip(*rounded, strict=True))
         self._scale, self._is_packed = scale, has_kernels()
         self._bias = None if bias is None else bias.float()

@@ -1,0 +1,167 @@
+"""A draft walked along a text instead of drawing: what it thinks at the nodes that lie on the text.
+
+A node is the pair (start, depth): the round's root is the token before text token `start`, and `depth` text tokens were
+accepted since. What comes next there is text token start + depth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from sequoia.draft.model_draft import ModelDraft
+from sequoia.measure.texts import Text, text_logits
+from sequoia.model.language_model import LanguageModel
+from sequoia.params import SamplingParams
+from sequoia.speculate.growth import Frontier, Growth, LevelLogits
+from sequoia.speculate.processors import Processors
+from sequoia.speculate.sampling import Candidates, Draws, Noise, Purpose
+from sequoia.speculate.token_tree import TokenTree, layout_of
+from sequoia.tree.shape import TreeShape
+
+if TYPE_CHECKING:
+    from sequoia.engine import Draft
+
+
+@dataclass(frozen=True)
+class DraftNodes:
+    """A draft's distributions at nodes along one text."""
+
+    starts: Tensor  # [nodes]
+    depths: Tensor  # [nodes]
+    candidates: Candidates  # [nodes, columns] over all tokens that the draft proposes anywhere; scores -inf elsewhere
+    drifts: bool  # whether a node depends on its start; if not, there are nodes of depth 0 only
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def rows(self, rows: slice) -> Candidates:
+        """The candidates of some nodes."""
+        every = self.candidates
+        return Candidates(every.tokens, every.scores[rows], every.probs[rows], every.proposable)
+
+
+@dataclass(frozen=True)
+class Reach:
+    """How far into a tree rates are wanted."""
+
+    depth: int  # levels
+    ranks: int  # children of a node
+
+
+@torch.inference_mode()
+def draft_nodes(
+    target: LanguageModel, draft: Draft, params: SamplingParams, text: Text, draws: Draws, reach: Reach
+) -> DraftNodes:
+    """The draft's distributions along a text, at the nodes that rounds can come to.
+
+    An independent model thinks the same at a place whatever the root was, so that one pass tells all. Any other draft
+    is rolled: from each start its own proposer goes on along the text, so that what it loses on the way shows. There,
+    nodes behind a text token that no child can hold are left out.
+    """
+    if isinstance(draft, ModelDraft):
+        return _passed(target, draft, params, text)
+    walks = _rolled(target, draft, params, text, draws, reach)
+    nodes = [(start, depth) for start, levels in walks.items() for depth in range(len(levels.scores))]
+    starts, depths = torch.tensor(nodes, dtype=torch.long).reshape(-1, 2).unbind(1)
+    return DraftNodes(starts, depths, _joined(list(walks.values())), drifts=True)
+
+
+def _passed(target: LanguageModel, draft: ModelDraft, params: SamplingParams, text: Text) -> DraftNodes:
+    """One pass of the draft over the text, up to the end of its own context."""
+    prompt, context, device = text.ask.prompt, draft.model.context_length, draft.model.device
+    count = len(text.tokens) if context is None else max(0, min(len(text.tokens), context + 1 - len(prompt)))
+    support = torch.arange(draft.proposable, device=device)
+    logits = torch.zeros(0, draft.proposable, device=device)
+    if count:
+        logits = text_logits(draft.model, prompt, [text.tokens[:count]])[0][:, : draft.proposable]
+    processors = Processors(params, prompt, target.vocab_size, device)
+    paths = [text.tokens[:start] for start in range(count)] if processors.read_paths else []
+    scores = processors.scores(logits, paths, support, model="draft")
+    candidates = Candidates(support, scores, processors.probs(scores), draft.proposable)
+    return DraftNodes(torch.arange(count), torch.zeros(count, dtype=torch.long), candidates, drifts=False)
+
+
+def _rolled(
+    target: LanguageModel, draft: Draft, params: SamplingParams, text: Text, draws: Draws, reach: Reach
+) -> dict[int, Candidates]:
+    """For each start the draft's candidates, a row for each level that can be reached."""
+    proposer, tokens, device = draft.start(), list(text.ask.prompt), target.device
+    processors = Processors(params, text.ask.prompt, target.vocab_size, device)
+    noise = Noise(0, 0, device).generator(0, Purpose.DRAFT)  # nothing is drawn here, but a draft may for itself
+    walks: dict[int, Candidates] = {}
+    for start, token in enumerate(text.tokens):
+        levels = min(reach.depth, len(text.tokens) - start)
+        if proposer.context_length is not None:
+            levels = min(levels, proposer.context_length + 1 - len(tokens))
+        if levels > 0:
+            ahead = text.tokens[start : start + levels]
+            chain = TreeShape.chain(levels)
+            walk = _Walk(chain, processors, draws, proposer.proposable, noise, device, ahead, reach.ranks)
+            proposer.propose(tokens, walk)
+            proposer.keep(())
+            walks[start] = walk.found[0]
+        processors.observe([token])
+        tokens.append(token)
+    return walks
+
+
+@dataclass(frozen=True)
+class _Walk(Growth):
+    """A growth whose only node on each level is the text's token, whatever the draft would draw.
+
+    It ends behind a token that the draft cannot have proposed: no round passes there.
+    """
+
+    text: Sequence[int] = ()  # what follows the root, a token for each level
+    ranks: int = 1
+    found: list[Candidates] = field(default_factory=list)
+
+    def run(self, root: int, support: Tensor, level_logits: LevelLogits) -> TokenTree:
+        """See `Growth.run`."""
+        assert isinstance(self.tree, TreeShape)
+        layout = layout_of(self.tree, self.device)
+        tokens = torch.tensor([root, *self.text], device=self.device)
+        columns, scores = _columns(support, tokens[1:]), list[Tensor]()
+        for depth, (level, column) in enumerate(zip(layout.levels, columns, strict=True)):
+            paths, block = partial(layout.paths, level.nodes, tokens), partial(layout.level_block, depth)
+            frontier = Frontier(depth, tokens[depth : depth + 1], paths, block)
+            scores.append(self._scores(frontier, support, level_logits))
+            if column is None or not self._may_hold(scores[-1], column):
+                break
+        rows = torch.cat(scores)
+        self.found.append(Candidates(support, rows, self.processors.probs(rows), self.proposable))
+        grown = layout_of(TreeShape.chain(len(rows)), self.device)
+        return TokenTree(grown, tokens[: len(rows) + 1], support, self.found[0].probs, grown.row, self.proposable)
+
+    def _may_hold(self, scores: Tensor, column: int) -> bool:
+        if self.draws is Draws.TOP_K:
+            return int((scores > scores[:, column]).sum()) < self.ranks
+        return float(scores[0, column]) > -torch.inf
+
+
+def _columns(support: Tensor, tokens: Tensor) -> list[int | None]:
+    """Where each token stands in the support; None for one that does not."""
+    columns = torch.searchsorted(support, tokens).clamp_(max=len(support) - 1)
+    inside = (support[columns] == tokens).tolist()
+    return [column if within else None for column, within in zip(columns.tolist(), inside, strict=True)]
+
+
+def _joined(walks: Sequence[Candidates]) -> Candidates:
+    """Candidates over the columns of all."""
+    if not walks:
+        return Candidates(torch.zeros(1, dtype=torch.long), torch.zeros(0, 1), torch.zeros(0, 1), 1)
+    tokens = torch.unique(torch.cat([walk.tokens for walk in walks]))
+    count = sum(len(walk.scores) for walk in walks)
+    scores, start = walks[0].scores.new_full((count, len(tokens)), -torch.inf), 0
+    probs = torch.zeros_like(scores)
+    for walk in walks:
+        rows, columns = slice(start, start + len(walk.scores)), torch.searchsorted(tokens, walk.tokens)
+        scores[rows, columns], probs[rows, columns] = walk.scores, walk.probs
+        start = rows.stop
+    return Candidates(tokens, scores, probs, walks[0].proposable)

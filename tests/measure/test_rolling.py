@@ -1,0 +1,119 @@
+"""A draft walked along a text thinks what it would think in the rounds themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from sequoia.draft.model_draft import ModelDraft
+from sequoia.draft.ngram_draft import NgramDraft
+from sequoia.measure.rolling import DraftNodes, Reach, draft_nodes
+from sequoia.measure.texts import Ask, Text
+from sequoia.measure.tiny_llama import tiny_llama
+from sequoia.measure.toy import ToyModel
+from sequoia.model.causal_lm import CausalLM
+from sequoia.params import SamplingParams
+from sequoia.speculate.growth import Frontier, LevelLogits
+from sequoia.speculate.sampling import Draws
+
+VOCAB = 12
+TOY = ToyModel.random(VOCAB, seed=1)
+TEXT = Text(Ask((3, 1, 4, 1, 5, 9)), (2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3))
+EVERY = Draws.WITHOUT_REPLACEMENT
+
+
+class Foreign:
+    """A draft that nobody knows to be a model."""
+
+    def __init__(self, draft: Any) -> None:
+        self.start = draft.start
+
+
+def _nodes(
+    draft: Any, draws: Draws = EVERY, depth: int = 4, ranks: int = 3, text: Text = TEXT, **params: Any
+) -> DraftNodes:
+    return draft_nodes(TOY, draft, SamplingParams(**params), text, draws, Reach(depth, ranks))
+
+
+@pytest.mark.parametrize("settings", [{}, {"temperature": 0.5, "top_p": 0.9}, {"repetition_penalty": 1.5}])
+def test_a_model_rolled_from_each_start_thinks_what_one_pass_says(settings: dict[str, Any]) -> None:
+    """So the independent model has no drift, and the walk's positions, masks and paths are right."""
+    model = CausalLM(tiny_llama(VOCAB, 3, device="cpu"))
+    draft = ModelDraft(model, VOCAB)
+    passed, rolled = _nodes(draft, **settings), _nodes(Foreign(draft), **settings)
+    assert not passed.drifts
+    assert rolled.drifts
+    assert len(passed) == len(TEXT.tokens)
+    nodes = set(zip(rolled.starts.tolist(), rolled.depths.tolist(), strict=True))
+    if not settings.get("top_p"):
+        assert nodes == {(s, d) for s in range(12) for d in range(4) if s + d < 12}
+    places = rolled.starts + rolled.depths
+    torch.testing.assert_close(rolled.candidates.probs, passed.candidates.probs[places], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(rolled.candidates.scores, passed.candidates.scores[places], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("rolled", [False, True])
+def test_at_the_end_of_its_context_a_draft_proposes_nothing(rolled: bool) -> None:
+    draft = ModelDraft(ToyModel(TOY.table, context_length=9), VOCAB)
+    nodes = _nodes(Foreign(draft) if rolled else draft)
+    # Six prompt tokens: the rows of places 5 to 8 fit, which text tokens 0 to 3 follow from.
+    assert sorted(set((nodes.starts + nodes.depths).tolist())) == [0, 1, 2, 3]
+    full = Text(Ask((1,) * 10), (2, 3))
+    assert len(_nodes(Foreign(draft) if rolled else draft, text=full)) == 0
+
+
+class _Path:
+    """Stands for a growth, as far as the n-gram draft looks at one, that takes this path alone."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, path: Sequence[int]) -> None:
+        self.path = list(path)
+
+    def run(self, root: int, support: Tensor, level_logits: LevelLogits) -> None:
+        nothing: Any = None
+        self.support = support
+        frontier = Frontier(len(self.path), torch.tensor([0]), lambda: [self.path], nothing)
+        self.logits = level_logits(frontier)[0]
+
+
+def test_an_ngram_node_knows_the_text_up_to_its_root_only() -> None:
+    draft = NgramDraft(VOCAB)
+    nodes = _nodes(draft, depth=3)
+    assert len(nodes) > 12
+    for start, depth, scores in zip(nodes.starts.tolist(), nodes.depths.tolist(), nodes.candidates.scores, strict=True):
+        growth: Any = _Path(TEXT.tokens[start : start + depth])
+        draft.start().propose([*TEXT.ask.prompt, *TEXT.tokens[:start]], growth)
+        columns = torch.searchsorted(nodes.candidates.tokens, growth.support)
+        torch.testing.assert_close(scores[columns], growth.logits)
+        assert int((scores > -torch.inf).sum()) == len(growth.support)
+
+
+def test_a_walk_ends_where_no_round_passes() -> None:
+    """2 was never seen before the first start, so nothing is asked behind it."""
+    nodes = _nodes(NgramDraft(VOCAB), depth=5)
+    reached = {start: int(nodes.depths[nodes.starts == start].max()) for start in range(12)}
+    assert reached[0] == 0
+    seen = set(TEXT.ask.prompt)
+    for start in range(12):
+        ahead = TEXT.tokens[start : start + 5]
+        known = next((i for i, token in enumerate(ahead) if token not in seen), len(ahead) - 1)
+        assert reached[start] == known
+        seen.add(TEXT.tokens[start])
+
+
+def test_with_likeliest_children_a_walk_ends_behind_a_token_of_too_high_a_rank() -> None:
+    draft = Foreign(ModelDraft(TOY, VOCAB))
+    nodes = _nodes(draft, Draws.TOP_K, depth=6, ranks=2, temperature=0.0)
+    for start in range(12):
+        own = nodes.starts == start
+        *inner, last = nodes.candidates.scores[own]
+        ranks = [
+            int((scores > scores[TEXT.tokens[start + depth]]).sum()) for depth, scores in enumerate([*inner, last])
+        ]
+        assert all(rank < 2 for rank in ranks[:-1])
+        assert ranks[-1] >= 2 or len(ranks) == min(6, 12 - start)
