@@ -35,6 +35,7 @@ _WIDE = {"chains:4x4": TreeShape.chains(4, 4), "chains:16x8": TreeShape.chains(1
 _BEAMS = {"beam:2x4": TreeShape.beam(2, 4), "beam:4x6": TreeShape.beam(4, 6)}
 _BLIND_SIZES = (16, 64)  # of trees planned without latencies
 _BLIND_DEPTH = 16
+_PAUSE = 3.0  # a round of as many medians was interrupted by something else, and counts as one median
 _OTHER_SIZES = 3  # beside the chosen option, whose predictions are held against what is measured
 
 
@@ -74,12 +75,15 @@ def _ratio_error(above: Sequence[float], below: Sequence[float]) -> float:
 
 def shapes_of(plan: Plan) -> dict[str, TreeShape]:
     """The chosen shape, three other sizes of the plan, and what else people run."""
-    shapes = {f"▸ {plan.chosen.name}": plan.chosen.shape}
-    shapes |= {option.name: option.shape for option in [*plan.options, *_other_sizes(plan)]}
-    shapes |= {f"chain {edges}": TreeShape.chain(edges) for edges in _CHAINS} | _WIDE | _BEAMS
-    shapes |= {f"optimal:{size}, by tokens alone": _blind(plan.profile, size) for size in _BLIND_SIZES}
-    unique = {shape: name for name, shape in reversed(shapes.items())}  # the first name of each
-    return {name: shape for shape, name in reversed(unique.items())}
+    named = [(f"▸ {plan.chosen.name}", plan.chosen.shape)]
+    named += [(option.name, option.shape) for option in [*plan.options, *_other_sizes(plan)]]
+    named += [(f"chain {edges}", TreeShape.chain(edges)) for edges in _CHAINS]
+    named += [*_WIDE.items(), *_BEAMS.items()]
+    named += [(f"optimal:{size}, by tokens alone", _blind(plan.profile, size)) for size in _BLIND_SIZES]
+    found: dict[TreeShape, str] = {}
+    for name, shape in named:
+        found.setdefault(shape, name)
+    return {name: shape for shape, name in found.items()}
 
 
 def _other_sizes(plan: Plan) -> list[Option]:
@@ -118,6 +122,8 @@ def _answer(engine: Engine, prompt: Sequence[int], params: SamplingParams, found
         tokens.append(len(round_.token_ids))
         if round_.tree.shape == engine.tree:
             whole.append(seconds[-1])
+    pause = _PAUSE * float(np.median(seconds))
+    seconds = [taken if taken < pause else pause / _PAUSE for taken in seconds]
     found.tokens.append(sum(tokens))
     found.rounds.append(len(tokens))
     found.seconds.append(sum(seconds[1:]))
