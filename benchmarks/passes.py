@@ -72,27 +72,29 @@ def measured(
     rows: Sequence[int],
     repeats: int,
     draw: Callable[[int], Tensor],
-) -> Iterator[Point]:
+) -> Iterator[Point | None]:
+    """None after each turn, and the points of each context at its end."""
     for context in contexts:
         tokens = draw(context)
         for variant in made.values():
             variant.fill(tokens)
         numbers = made[EAGER].cache_numbers
-        for count in rows:
-            times = _taking_turns(made, [draw(count) for _ in range(WARM_UP + repeats)])
-            yield from (Point(context, count, name, numbers, tuple(values)) for name, values in times.items())
+        times: dict[tuple[int, str], list[float]] = {(count, name): [] for count in rows for name in made}
+        for turn in range(WARM_UP + repeats):
+            for kind, taken in _turn(made, [draw(count) for count in rows], forwards=turn % 2 == 0).items():
+                times[kind] += [taken] if turn >= WARM_UP else []
+            yield None
+        yield from (Point(context, count, name, numbers, tuple(values)) for (count, name), values in times.items())
 
 
-def _taking_turns(made: Mapping[str, Variant], turns: Sequence[Tensor]) -> dict[str, list[float]]:
-    """Seconds of each variant's passes over the same rows, without the warm-up."""
-    times: dict[str, list[float]] = {name: [] for name in made}
-    for turn, tokens in enumerate(turns):
-        for name, variant in list(made.items())[:: 1 if turn % 2 else -1]:
-            taken = seconds(partial(variant.run, tokens), tokens.device)
+def _turn(made: Mapping[str, Variant], passes: Sequence[Tensor], forwards: bool) -> dict[tuple[int, str], float]:
+    """Seconds of one pass of each kind, by rows and variant: a machine's speed moves, and so all take turns."""
+    found = {}
+    for tokens in passes[:: 1 if forwards else -1]:
+        for name, variant in list(made.items())[:: 1 if forwards else -1]:
+            found[len(tokens), name] = seconds(partial(variant.run, tokens), tokens.device)
             variant.undo(len(tokens))
-            if turn >= WARM_UP:
-                times[name].append(taken)
-    return times
+    return found
 
 
 def _table(title: str, first: str, *others: str) -> Table:
@@ -242,10 +244,11 @@ def run(options: argparse.Namespace, console: Console) -> None:
         return torch.randint(loaded.token_count, (count,), generator=generator).to(loaded.device)
 
     measure_limits = partial(Limits.measured, [variant.size.weight_bytes for variant in made.values()], loaded.device)
-    limits, kinds = measure_limits(), len(options.contexts) * len(options.rows) * len(made)
+    limits = measure_limits()
     found = measured(made, options.contexts, options.rows, options.repeats, draw)
-    progress = track(found, "passes", total=kinds, console=Console(stderr=True), transient=True)
-    points = {(point.context, point.rows, point.variant): point for point in progress}
+    turns = len(options.contexts) * (WARM_UP + options.repeats + len(options.rows) * len(made))
+    progress = track(found, "passes", total=turns, console=Console(stderr=True), transient=True)
+    points = {(point.context, point.rows, point.variant): point for point in progress if point}
     limits |= measure_limits()  # neighbours come and go
 
     console.print(limits_table(made, limits))
