@@ -262,10 +262,12 @@ def test_nonsense_is_refused(changes: dict[str, Any], message: str):
 def test_the_text_is_repeated_to_the_context_and_read_once():
     clock = ScriptedClock()
     engine = scripted_engine(clock, cost, draft_cost)
-    timed(clock, engine, text=[1, 2, 3], params=LAWS[:1], seconds=0.0)
+    timed(clock, engine, text=[1, 2, 3], params=LAWS[:1], seconds=10.0)
     longest = [rows for rows in engine.target.passes if rows > 8]
     # The first round of a request reads its text, together with a chain of one; requests that begin anew do not.
     assert longest == [15 + 2, 47 + 2]
+    begun = [rows for rows in engine.draft.model.passes if rows > 8]
+    assert len(begun) > 4
 
 
 class TestTimedRequest:
