@@ -77,7 +77,7 @@ class _Path:
     def run(self, root: int, support: Tensor, level_logits: LevelLogits) -> None:
         nothing: Any = None
         self.support = support
-        frontier = Frontier(len(self.path), torch.tensor([0]), lambda: [self.path], nothing)
+        frontier = Frontier(len(self.path), torch.tensor([0]), lambda: [self.path], nothing, torch.tensor([0]))
         self.logits = level_logits(frontier)[0]
 
 

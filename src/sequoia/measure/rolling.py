@@ -130,7 +130,7 @@ class _Walk(Growth):
         columns, scores = _columns(support, tokens[1:]), list[Tensor]()
         for depth, (level, column) in enumerate(zip(layout.levels, columns, strict=True)):
             paths, block = partial(layout.paths, level.nodes, tokens), partial(layout.level_block, depth)
-            frontier = Frontier(depth, tokens[depth : depth + 1], paths, block)
+            frontier = Frontier(depth, tokens[depth : depth + 1], paths, block, level.parents)
             scores.append(self._scores(frontier, support, level_logits))
             if column is None or not self._may_hold(scores[-1], column):
                 break

@@ -15,7 +15,7 @@ from sequoia.errors import UsageError
 from sequoia.model.language_model import Block, Cache, LanguageModel
 from sequoia.params import SamplingParams
 from sequoia.speculate.growth import Frontier, Growth, LevelLogits
-from sequoia.speculate.session import Proposer, Session
+from sequoia.speculate.session import FeatureReader, Proposer, Session
 from sequoia.speculate.token_tree import TokenTree
 from sequoia.tree.shape import TreeShape
 
@@ -127,6 +127,8 @@ class _TimedProposer:
     def __init__(self, proposer: Proposer, clock: Clock) -> None:
         self.proposable, self.context_length = proposer.proposable, proposer.context_length
         self.keep = proposer.keep
+        if isinstance(proposer, FeatureReader):
+            self.taps, self.follow = proposer.taps, proposer.follow
         self.levels: list[tuple[int, float]] = []
         self._proposer, self._clock = proposer, clock
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import cached_property, partial
 from pathlib import Path
 from threading import Thread
@@ -18,12 +19,13 @@ import torch
 from torch import Tensor
 
 from sequoia.errors import ModelError
+from sequoia.model.features import Features, listening
 from sequoia.model.kv_cache import KVCache
 from sequoia.model.language_model import Block
 from sequoia.model.lean.cache import LeanCache
 from sequoia.model.lean.compiled import compile_later
 from sequoia.model.lean.decoder import LeanDecoder
-from sequoia.model.lean.linear import can_pack, pack_modules, quantise_modules
+from sequoia.model.lean.linear import PackedModule, can_pack, pack_modules, quantise_modules
 from sequoia.model.lean.recipes import recipe_of
 from sequoia.model.loading import LoadedModel
 
@@ -130,8 +132,50 @@ class CausalLM:
         again = self.loaded.load_again
         return self.loaded.model if again is None else again().model
 
-    def new_cache(self) -> KVCache | LeanCache:
-        return KVCache() if self._decoder is None else self._decoder.new_cache()
+    @property
+    def layers(self) -> int:
+        """Decoder layers."""
+        return int(self._config.num_hidden_layers)
+
+    @property
+    def hidden_size(self) -> int:
+        """Of the residual stream, and so of a feature."""
+        return int(self._config.hidden_size)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """[rows] token ids → [rows, hidden]"""
+        embedded: Tensor = self.loaded.model.get_input_embeddings()(tokens)
+        return embedded
+
+    def head(self, rows: Tensor) -> Tensor:
+        """[rows, hidden] that have been through the final norm → [rows, vocab] logits"""
+        if self._decoder is not None:
+            return self._decoder.recipe.head(rows)
+        logits: Tensor = self._output_layer(rows)
+        return logits
+
+    def head_weight(self) -> Tensor:
+        """[vocab, hidden] of the output layer, as far as quantising has left it."""
+        if self._decoder is not None and not self._decoder.recipe.shares_head:
+            return self._decoder.recipe.head.dense()
+        model: Any = self.loaded.model
+        module = self._output_layer if self._decoder is None else model.get_input_embeddings()
+        weight: Tensor = module.linear.dense() if isinstance(module, PackedModule) else module.weight
+        return weight
+
+    @property
+    def _output_layer(self) -> Any:
+        model: Any = self.loaded.model
+        return model.get_output_embeddings()
+
+    def new_cache(self, taps: Sequence[int] = ()) -> KVCache | LeanCache:
+        """An empty cache.
+
+        Args:
+            taps: features that it is to keep of each token; see `Features`.
+        """
+        features = Features(taps, self.hidden_size, self.loaded.dtype, self.device) if taps else None
+        return KVCache(features) if self._decoder is None else self._decoder.new_cache(features)
 
     @torch.inference_mode()
     def forward(self, tokens: Tensor, cache: Any, block: Block | None = None, last: int | None = None) -> Tensor:
@@ -156,13 +200,15 @@ class CausalLM:
             arguments["position_ids"] = block.positions[None, -count:]
         if last is not None and self._can_skip_logits:
             arguments["logits_to_keep"] = last
-        output = self.loaded.model(
-            input_ids=tokens[None],
-            attention_mask=masks if len(masks) > 1 else next(iter(masks.values())),
-            use_cache=True,
-            return_dict=True,
-            **arguments,
-        )
+        features = cache.features
+        with nullcontext() if features is None else listening(self.loaded.model, features, cache.length):
+            output = self.loaded.model(
+                input_ids=tokens[None],
+                attention_mask=masks if len(masks) > 1 else next(iter(masks.values())),
+                use_cache=True,
+                return_dict=True,
+                **arguments,
+            )
         cache.append(count)
         logits: Tensor = output.logits[0]
         return logits if last is None else logits[-last:]

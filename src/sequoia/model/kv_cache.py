@@ -13,15 +13,22 @@ import torch
 from torch import Tensor
 from transformers import Cache
 
+from sequoia.model.features import Features
+
 _STEP = 256  # slots added at a time
 
 
 class KVCache(Cache):
-    """The cache handed to transformers' modules: each layer's `update` returns views of our slots, not copies."""
+    """The cache handed to transformers' modules: each layer's `update` returns views of our slots, not copies.
 
-    def __init__(self) -> None:
+    Args:
+        features: kept beside keys and values, if any.
+    """
+
+    def __init__(self, features: Features | None = None) -> None:
         super().__init__(layers=[])
         self.length = 0
+        self.features = features
         self._keys: list[Tensor] = []  # per layer [1, heads, capacity, head size]
         self._values: list[Tensor] = []
 
@@ -42,6 +49,8 @@ class KVCache(Cache):
             for buffer in (*self._keys, *self._values):
                 index = index.to(buffer.device)  # layers may lie on several devices
                 buffer[:, :, start : start + len(slots)] = buffer.index_select(2, index)
+            if self.features is not None:
+                self.features.move(start, slots)
         self.truncate(start + len(slots))
 
     def truncate(self, length: int) -> None:

@@ -9,6 +9,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from sequoia.model.features import Features
+
 
 @dataclass(frozen=True)
 class Block:
@@ -52,6 +54,20 @@ class Cache(Protocol):
         """Move `slots` to follow slot `start - 1` and forget everything else from `start` on."""
 
     def truncate(self, length: int) -> None: ...
+
+
+class TappedCache(Cache, Protocol):
+    """A cache that keeps features of the tokens in it."""
+
+    @property
+    def features(self) -> Features: ...
+
+
+class TappedModel(Protocol):
+    """A model that makes such caches."""
+
+    def new_cache(self, taps: Sequence[int]) -> TappedCache:
+        """A cache that keeps these; see `sequoia.model.features`."""
 
 
 class LanguageModel(Protocol):

@@ -25,6 +25,7 @@ class Frontier:
     tokens: Tensor  # [nodes]
     paths: Callable[[], list[list[int]]]  # for each node the tokens from the root's child down, its own included
     block: Callable[[int], Block]  # root's position → the nodes as new rows of a draft that holds all earlier ones
+    parents: Tensor  # [nodes] places of their parents in the frontier before; empty for the root
 
 
 LevelLogits = Callable[[Frontier], Tensor]
@@ -64,6 +65,7 @@ class Growth:
                 tokens[list(level.nodes)],
                 partial(layout.paths, level.nodes, tokens),
                 partial(layout.level_block, depth),
+                level.parents,
             )
             scores = self._scores(frontier, support, level_logits)
             probs = self.processors.probs(scores)
@@ -134,11 +136,14 @@ def _frontier(expanded: Sequence[Candidate], count: int, root: int, device: torc
         return Block((position + depths).to(device), visible.to(device))
 
     tokens = [node.token if node.depth else root for node in expanded[start:]]
+    before = next((row for row, node in enumerate(expanded) if node.depth == expanded[-1].depth - 1), None)
+    parents = [] if before is None else [node.parent - before for node in expanded[start:]]
     return Frontier(
         expanded[-1].depth,
         torch.tensor(tokens, device=device),
         lambda: [[expanded[row].token for row in line] for line in lines],
         block,
+        torch.tensor(parents, dtype=torch.long, device=device),
     )
 
 

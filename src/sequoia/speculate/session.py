@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from sequoia.errors import UsageError
-from sequoia.model.language_model import LanguageModel, read_ahead
+from sequoia.model.language_model import Cache, LanguageModel, TappedCache, TappedModel, read_ahead
 from sequoia.params import SamplingParams
 from sequoia.speculate.growth import Growth, require_fit
 from sequoia.speculate.processors import Processors
@@ -38,6 +38,26 @@ class Proposer(Protocol):
 
     def keep(self, path: Sequence[int]) -> None:
         """The nodes of the last tree that became part of the text; everything else of it is forgotten."""
+
+
+@runtime_checkable
+class FeatureReader(Protocol):
+    """What a proposer has besides, where it goes by features of the target."""
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """Which features; see `sequoia.model.features`."""
+
+    def follow(self, cache: TappedCache) -> None:
+        """Where they are from now on: the target's cache, which has them of every slot it holds. It may hold fewer than
+        all tokens but the last, as before the first round, and then the proposer may propose nothing."""
+
+
+def new_target_cache(target: LanguageModel, proposer: Proposer) -> Cache:
+    """An empty cache of the target's, with what this proposer goes by."""
+    if isinstance(proposer, FeatureReader):
+        return cast(TappedModel, target).new_cache(proposer.taps)
+    return target.new_cache()
 
 
 @dataclass(frozen=True)
@@ -104,7 +124,7 @@ class Session:
     ) -> None:
         _check_prompt(prompt, target)
         self.tokens = list(prompt)
-        self.cache = target.new_cache()
+        self.cache = new_target_cache(target, proposer)
         self.finish_reason: FinishReason | None = None
         self._target, self._proposer = target, proposer
         self._verifier = GREEDY if params.temperature == 0 else verifier
@@ -167,6 +187,8 @@ class Session:
         generator = self._noise.generator(self._rounds, Purpose.DRAFT)
         draws, proposable = self._verifier.draws, self._proposer.proposable
         growth = Growth(tree, self._processors, draws, proposable, generator, device)
+        if isinstance(self._proposer, FeatureReader):
+            self._proposer.follow(cast(TappedCache, self.cache))
         return self._proposer.propose(self.tokens, growth)
 
     def _cut(self, emitted: list[int]) -> list[int]:

@@ -21,6 +21,7 @@ class Level:
     counts: tuple[int, ...]  # children of each node
     children: Tensor  # [children] nodes, siblings together and in rank order
     sources: tuple[Tensor, Tensor]  # [children] each: which of `nodes` is the parent, and the child's rank
+    parents: Tensor  # [nodes] which of the level before is the parent of each of `nodes`; empty for the root
 
 
 class TreeLayout:
@@ -35,20 +36,27 @@ class TreeLayout:
         self.device = device
         self.depths = torch.tensor(shape.depths, device=device)  # [size]
         self.ancestors = torch.from_numpy(shape.ancestors.copy()).to(device)  # [size, size] bool, self included
-        self.levels = tuple(self._level(level) for level in shape.levels[:-1])
+        levels = shape.levels[:-1]
+        self.levels = tuple(map(self._level, levels, [(), *levels]))
         self.inner = tuple(node for level in self.levels for node in level.nodes)
         self.row = {node: row for row, node in enumerate(self.inner)}
         inner = torch.tensor(self.inner, dtype=torch.long, device=device)
         self._inner_depths = self.depths[inner]
         self._inner_ancestors = self.ancestors[inner][:, inner]
 
-    def _level(self, nodes: Sequence[int]) -> Level:
-        inner = tuple(node for node in nodes if self.shape.children(node))
+    def _level(self, nodes: Sequence[int], above: Sequence[int]) -> Level:
+        inner = self._inner(nodes)
         siblings = [self.shape.children(node) for node in inner]
         places = [(row, rank) for row, group in enumerate(siblings) for rank in range(len(group))]
         rows, ranks = torch.tensor(places, device=self.device).unbind(1)
         children = torch.tensor([child for group in siblings for child in group], device=self.device)
-        return Level(inner, tuple(len(group) for group in siblings), children, (rows, ranks))
+        place = {node: row for row, node in enumerate(self._inner(above))}
+        parents = [place[self.shape.parents[node]] for node in inner] if above else []
+        parent_rows = torch.tensor(parents, dtype=torch.long, device=self.device)
+        return Level(inner, tuple(len(group) for group in siblings), children, (rows, ranks), parent_rows)
+
+    def _inner(self, nodes: Sequence[int]) -> tuple[int, ...]:
+        return tuple(node for node in nodes if self.shape.children(node))
 
     def block(self, position: int, pending: int = 0) -> Block:
         """The rows of the target's pass: `pending` tokens that lead up to the root at `position`, then all nodes."""

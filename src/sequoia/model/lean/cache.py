@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from sequoia.model.features import Features
+
 _STEP = 256  # slots added at a time
 
 
@@ -18,10 +20,20 @@ class LeanCache:
 
     Args:
         layers, heads, head_size: of the keys and values.
+        features: kept beside them, if any.
     """
 
-    def __init__(self, layers: int, heads: int, head_size: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        layers: int,
+        heads: int,
+        head_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        features: Features | None = None,
+    ) -> None:
         self.length = 0
+        self.features = features
         # [layers, keys or values, 1, heads, capacity, head size]
         self._slots = torch.empty(layers, 2, 1, heads, 0, head_size, dtype=dtype, device=device)
 
@@ -49,6 +61,8 @@ class LeanCache:
         if list(slots) != list(range(start, start + len(slots))):
             index = torch.tensor(slots, device=self._slots.device)
             self._slots[:, :, :, :, start : start + len(slots)] = self._slots.index_select(4, index)
+            if self.features is not None:
+                self.features.move(start, slots)
         self.truncate(start + len(slots))
 
     def truncate(self, length: int) -> None:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from sequoia.model.features import Features
 from sequoia.model.lean import fused
 from sequoia.model.lean.cache import LeanCache
 from sequoia.model.lean.fused import PLAIN, Kernels
@@ -120,7 +121,7 @@ class LeanDecoder:
     def __init__(self, recipe: Recipe, dtype: torch.dtype, device: torch.device) -> None:
         self.recipe = recipe
         self._dtype, self._device = dtype, device
-        self._is_int8 = False
+        self.is_int8 = False
         self.kernels = PLAIN
         """Who runs the small operations, from the next pass on."""
 
@@ -128,9 +129,9 @@ class LeanDecoder:
     def queries_per_key(self) -> int:
         return self.recipe.heads.queries // self.recipe.heads.keys
 
-    def new_cache(self) -> LeanCache:
+    def new_cache(self, features: Features | None = None) -> LeanCache:
         heads = self.recipe.heads
-        return LeanCache(len(self.recipe.layers), heads.keys, heads.size, self._dtype, self._device)
+        return LeanCache(len(self.recipe.layers), heads.keys, heads.size, self._dtype, self._device, features)
 
     @torch.inference_mode()
     def trial(self, kernels: Kernels, rows: int) -> None:
@@ -154,7 +155,7 @@ class LeanDecoder:
                 linear.quantise(release)
             return_freed_memory()
         self.recipe.head.quantise(release)
-        self._is_int8 = True
+        self.is_int8 = True
 
     def forward(
         self,
@@ -177,22 +178,48 @@ class LeanDecoder:
         """
         recipe, count = self.recipe, len(tokens)
         hidden = recipe.embed(tokens, positions)
-        hidden = hidden.float() if self._is_int8 else hidden  # as quantised products are
+        hidden = hidden.float() if self.is_int8 else hidden  # as quantised products are
         rotations = recipe.rotations(hidden, positions) if recipe.rotations else {}
-        kernels = self.kernels
-        for layer, *slots in zip(recipe.layers, *cache.rows(count), strict=True):
-            taken = self._normed(layer.before_attention, hidden, kernels)
-            attended = self._attention(layer, taken, rotations.get(layer.kind), masks[layer.kind], slots, kernels)
-            hidden = _added(layer.out, attended, hidden, layer.after_attention, kernels)
-            taken = self._normed(layer.before_mlp, hidden, kernels)
-            expanded = layer.up.activated(taken, layer.activation, kernels)
-            hidden = _added(layer.down, expanded, hidden, layer.after_mlp, kernels)
+        features = cache.features
+        for depth, (layer, *slots) in enumerate(zip(recipe.layers, *cache.rows(count), strict=True)):
+            if features is not None:
+                features.write(depth, cache.length, hidden)
+            taken = self.normed(layer.before_attention, hidden)
+            hidden = self.through(layer, taken, hidden, rotations.get(layer.kind), masks[layer.kind], slots)
+        if features is not None:
+            self._write_last(features, cache.length, hidden)
         cache.append(count)
-        return recipe.head(self._normed(recipe.norm, hidden if last is None else hidden[-last:], kernels), kernels)
+        return self.logits(hidden if last is None else hidden[-last:])
 
-    def _normed(self, norm: Norm, rows: Tensor, kernels: Kernels) -> Tensor | Int8Rows:
+    def through(
+        self,
+        layer: Layer,
+        taken: Tensor | Int8Rows,
+        hidden: Tensor,
+        rotation: Rotation | None,
+        mask: Tensor | None,
+        slots: Sequence[Tensor],
+    ) -> Tensor:
+        """One layer: rows that its attention takes, and those that its parts are added to. [rows, size]"""
+        kernels = self.kernels
+        attended = self._attention(layer, taken, rotation, mask, slots, kernels)
+        hidden = _added(layer.out, attended, hidden, layer.after_attention, kernels)
+        expanded = layer.up.activated(self.normed(layer.before_mlp, hidden), layer.activation, kernels)
+        return _added(layer.down, expanded, hidden, layer.after_mlp, kernels)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Of rows that have been through all layers."""
+        return self.recipe.head(self.normed(self.recipe.norm, hidden), self.kernels)
+
+    def normed(self, norm: Norm, rows: Tensor) -> Tensor | Int8Rows:
         """As linear layers take it."""
-        return norm.quantised(rows, kernels) if self._is_int8 else norm(rows, kernels)
+        return norm.quantised(rows, self.kernels) if self.is_int8 else norm(rows, self.kernels)
+
+    def _write_last(self, features: Features, start: int, hidden: Tensor) -> None:
+        layers = len(self.recipe.layers)
+        features.write(layers, start, hidden)
+        if layers + 1 in features.taps:
+            features.write(layers + 1, start, self.recipe.norm(hidden))
 
     def _attention(
         self,
@@ -217,7 +244,7 @@ class LeanDecoder:
         queries = queries.reshape(1, heads.keys, -1, heads.size)
         attended = functional.scaled_dot_product_attention(queries, keys, values, mask, scale=layer.scale)
         by_head = attended.view(heads.queries, len(parts), heads.size)
-        if self._is_int8:
+        if self.is_int8:
             return Int8Rows(*kernels.heads_in_8_bit(by_head))
         return by_head.transpose(0, 1).reshape(len(parts), -1)
 

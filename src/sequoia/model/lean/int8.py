@@ -72,6 +72,11 @@ class Int8Weight:
         gate, up = self(rows, kernels).chunk(2, dim=-1)
         return Int8Rows(*kernels.in_8_bit(activation(gate).mul_(up)))
 
+    def dense(self) -> Tensor:
+        """[out, in] in the weight's format."""
+        values = self._values.to_dense().T if self._is_packed else self._values
+        return (values * self._scale[:, None]).to(self._dtype)
+
     def _products(self, values: Tensor) -> Tensor:
         if self._is_packed:
             return _multiplied(values, self._values, self._scale, self._zeros, self._dtype)

@@ -83,6 +83,12 @@ class Linear:
         assert self._int8 is not None
         return self._int8.gated(_in_8_bit(rows), _plain(activation), kernels)
 
+    def dense(self) -> Tensor:
+        """[out, in] the weight itself, as far as quantising has left it."""
+        if self._int8 is not None:
+            return self._int8.dense()
+        return self._whole() if self._packed is None else self._packed.to_dense()
+
     def beside(self, other: Linear) -> Linear:
         """Both as one, this one's outputs first; before either is settled."""
         return Linear([*self._modules, *other._modules])

@@ -1,0 +1,71 @@
+"""Heads at their targets: loaded from a folder, and held against the target they are for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from sequoia.draft.head_draft import HeadDraft
+from sequoia.draft.head_files import HeadFile
+from sequoia.draft.head_model import HeadModel
+from sequoia.errors import ModelError
+from sequoia.model.causal_lm import CausalLM
+from sequoia.model.placement import Numbers
+
+
+def load_head(folder: Path, target: CausalLM, numbers: Numbers) -> HeadDraft:
+    """The head in a folder, as a draft of `target`.
+
+    Args:
+        numbers: the head's number formats.
+
+    Raises:
+        FileError: the folder holds no head that is whole.
+        ModelError: the head is for another target.
+    """
+    file = HeadFile.read(folder)
+    taps = _taps(file, target)
+    _require_fit(file, taps, target)
+    proposable = target.loaded.token_count
+    ids = file.target_ids()
+    support, rows = _support(file, ids, proposable)
+    head = target.head_weight()[support] if file.config.tie_head else file.tensors["lm_head.weight"][rows]
+    tensors = {**file.tensors, "lm_head.weight": head}
+    support = support.to(target.device)
+    return HeadDraft(HeadModel(file.name, file.config, tensors, taps, support, target, numbers), proposable)
+
+
+def _taps(file: HeadFile, target: CausalLM) -> tuple[int, ...]:
+    """The features that the config names, or those that EAGLE-3 takes of every target."""
+    return file.config.feature_layers or (2, target.layers // 2, target.layers - 3)
+
+
+def _support(file: HeadFile, ids: Tensor, proposable: int) -> tuple[Tensor, Tensor]:
+    """The target ids that may be proposed, increasing, and which of the head's own outputs they are."""
+    support, rows = ids.sort()
+    inside = support < proposable
+    return support[inside], rows[inside]
+
+
+def _require_fit(file: HeadFile, taps: tuple[int, ...], target: CausalLM) -> None:
+    config, name = file.config, target.loaded.name
+    if config.hidden_size != target.hidden_size:
+        raise ModelError(
+            f"the head {file.name} is for targets of size {config.hidden_size}, and {name} has {target.hidden_size}. "
+            "Choose the head that was trained for this target."
+        )
+    if config.vocab_size != target.vocab_size:
+        raise ModelError(
+            f"the head {file.name} is for targets with {config.vocab_size} token ids, and {name} has "
+            f"{target.vocab_size}. Choose the head that was trained for this target."
+        )
+    if not all(0 <= tap <= target.layers + 1 for tap in taps):
+        raise ModelError(
+            f"the head {file.name} reads features {', '.join(map(str, taps))}, and {name} has {target.layers} layers. "
+            "Choose the head that was trained for this target."
+        )
+    ids = file.target_ids()
+    if not (int(ids.min()) >= 0 and int(ids.max()) < target.vocab_size and len(torch.unique(ids)) == len(ids)):
+        raise ModelError(f"the d2t of {file.name} names no {len(ids)} different token ids. Save the head again.")
