@@ -10,6 +10,8 @@ from typing import Any, Protocol
 
 import torch
 
+from sequoia.draft.head_files import head_folder
+from sequoia.draft.heads import load_head
 from sequoia.draft.model_draft import ModelDraft, draft_numbers
 from sequoia.draft.ngram_draft import NgramDraft
 from sequoia.errors import UsageError
@@ -21,7 +23,7 @@ from sequoia.model.probe import proved
 from sequoia.params import SamplingParams
 from sequoia.planning.finding import GivenPlan, PlanChoice
 from sequoia.planning.named import AUTO, named_tree, verifier_for
-from sequoia.planning.pair import models_of, pair_of
+from sequoia.planning.pair import draft_name, models_of, pair_of
 from sequoia.planning.planned import Planned
 from sequoia.planning.rounds import Clock, timed_rounds
 from sequoia.speculate.growth import require_fit
@@ -102,7 +104,7 @@ class Engine:
     def __repr__(self) -> str:
         target, verifier = self.target.loaded.name, self.verifier.name
         tree = f"tree={self.tree!r}" if self.planned is None else f"plan={self.planned.name}"
-        return f"Engine(target={target}, draft={type(self.draft).__name__}, {tree}, verifier={verifier})"
+        return f"Engine(target={target}, draft={draft_name(self.draft)}, {tree}, verifier={verifier})"
 
     @property
     def tokenizer(self) -> Any:
@@ -240,8 +242,8 @@ def load(
     Args:
         target: a path, a hub name, a transformers model object or a (model, tokenizer) pair; None is
             SmolLM2-135M-Instruct.
-        draft: "ngram"; a smaller model of the same vocabulary, given like the target and moved to its device; or an
-            object of your own with the method of `Draft`.
+        draft: "ngram"; a smaller model of the same vocabulary, given like the target and moved to its device; the
+            folder of a head that was trained for the target; or an object of your own with the method of `Draft`.
         tree: a `TreeShape`, a `DynamicTree`, a shape file, or a form of `TREE_FORMS`. "auto" goes by `plan`, or by the
             one that `sequoia tune` has kept for this pair; without any it is "optimal:16x4".
         verifier: "sequoia", "specinfer", "spectr" or "sampler_match"; "auto" is "sequoia", or "sampler_match" for a
@@ -250,9 +252,9 @@ def load(
             each row of activations quantised as it comes. The target is then the quantised model, and the output is
             lossless with respect to that.
         device: "auto", "cpu", "cuda" or a torch device.
-        draft_dtype: the same for a draft that is a model, which can change the speed only and never the output's
-            distribution; "auto" is int8 where this CPU has exact kernels for it, else the target's. A draft given as
-            an object is never quantised.
+        draft_dtype: the same for a draft that is a model or a head, which can change the speed only and never the
+            output's distribution; "auto" is int8 where this CPU has exact kernels for it, else the target's. A draft
+            given as an object is never quantised.
         profile: acceptance rates that `optimal:` trees are planned for; by default rates shipped for the kind of draft.
         plan: a plan for this pair, or its file.
         guard: with a plan, fall back to chain and plain decoding while they are measured to be faster.
@@ -290,6 +292,9 @@ def _draft(
     if hasattr(draft, "start"):
         own: Draft = draft
         return own
+    head = head_folder(draft)
+    if head is not None:
+        return load_head(head, target, Numbers(target.loaded.dtype) if dtype == "auto" else dtype)
     loaded = load_model(draft, dtype=dtype, device=target.device, notice=notice)
     return ModelDraft(proved(loaded), shared_token_count(target.loaded, loaded))
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from sequoia.draft.heads import load_head
 from sequoia.draft.model_draft import ModelDraft
 from sequoia.draft.ngram_draft import NgramDraft
+from sequoia.measure.random_head import save_random_head
 from sequoia.measure.rolling import DraftNodes, Reach, draft_nodes
 from sequoia.measure.texts import Ask, Text
 from sequoia.measure.tiny_llama import tiny_llama
@@ -117,3 +120,29 @@ def test_with_likeliest_children_a_walk_ends_behind_a_token_of_too_high_a_rank()
         ]
         assert all(rank < 2 for rank in ranks[:-1])
         assert ranks[-1] >= 2 or len(ranks) == min(6, 12 - start)
+
+
+@pytest.mark.parametrize("draws", [EVERY, Draws.TOP_K])
+@pytest.mark.parametrize("settings", [{}, {"temperature": 0.5, "top_p": 0.9}, {"repetition_penalty": 1.5}])
+@pytest.mark.parametrize("prompt", [TEXT.ask.prompt, (3,)])
+def test_a_head_rolled_from_all_starts_at_once_thinks_what_its_rounds_think(
+    tmp_path: Path, draws: Draws, settings: dict[str, Any], prompt: tuple[int, ...]
+) -> None:
+    """Foreign to the walk it is rolled by its own proposer, start by start; it proposes nothing in the first round."""
+    target, text = CausalLM(tiny_llama(VOCAB, 3, device="cpu")), Text(Ask(prompt), TEXT.tokens)
+    save_random_head(tmp_path, target, draft_vocab_size=9, spread=2.0)
+    draft = load_head(tmp_path, target, "fp32")
+    params, reach = SamplingParams(**settings), Reach(4, 3)
+    rolled = draft_nodes(target, Foreign(draft), params, text, draws, reach)
+    at_once = draft_nodes(target, draft, params, text, draws, reach)
+    assert rolled.drifts
+    assert at_once.drifts
+    places = [list(zip(found.starts.tolist(), found.depths.tolist(), strict=True)) for found in (rolled, at_once)]
+    assert sorted(places[0]) == sorted(places[1])
+    assert {start for start, _ in places[0]} == set(range(1, 12))
+    assert max(depth for _, depth in places[0]) > 0
+    assert rolled.candidates.tokens.tolist() == at_once.candidates.tokens.tolist()
+    order = [places[1].index(place) for place in places[0]]
+    torch.testing.assert_close(rolled.candidates.scores, at_once.candidates.scores[order], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(rolled.candidates.probs, at_once.candidates.probs[order], rtol=1e-4, atol=1e-5)
+    assert len(draft_nodes(target, draft, params, Text(Ask(prompt), (2,)), draws, reach)) == 0

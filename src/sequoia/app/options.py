@@ -37,8 +37,8 @@ Target = Annotated[
 Draft = Annotated[
     str,
     typer.Option(
-        help="What proposes tokens: ngram, or a smaller model of the same vocabulary.",
-        metavar="ngram|MODEL",
+        help="What proposes tokens: ngram, a smaller model of the same vocabulary, or a head trained for the target.",
+        metavar="ngram|MODEL|HEAD",
         rich_help_panel=_MODELS,
     ),
 ]
@@ -56,7 +56,7 @@ Dtype = Annotated[
 DraftDtype = Annotated[
     str,
     typer.Option(
-        help=f"Of a draft that is a model: {_DTYPES}. No choice changes what is said.",
+        help=f"Of a draft that is a model or a head: {_DTYPES}. No choice changes what is said.",
         show_default="int8 where fast",
         metavar="NAME",
         rich_help_panel=_MODELS,

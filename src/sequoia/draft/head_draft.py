@@ -9,6 +9,7 @@ from torch import Tensor
 
 from sequoia.draft.head_model import HeadModel
 from sequoia.model.language_model import TappedCache
+from sequoia.model.lean.cache import LeanCache
 from sequoia.speculate.growth import Frontier, Growth
 from sequoia.speculate.token_tree import TokenTree, layout_of
 from sequoia.tree.shape import TreeShape
@@ -83,9 +84,18 @@ class HeadProposer:
         assert self._target_cache is not None
         # A round that was interrupted leaves its guesses; and the root's row is run again where it is not new.
         self.cache.truncate(min(self.cache.length, self._root - 1))
-        start = self.cache.length
-        following = torch.tensor(tokens[start + 1 :], device=self._model.device)
-        features = self._target_cache.features.read(start, self._root)
-        for rows, part in zip(torch.split(features, _ROWS), torch.split(following, _ROWS), strict=True):
-            outputs = self._model.forward(self._model.fused(rows), part, self.cache)
-        return outputs[-1:]
+        return read_text(self._model, tokens, self._target_cache, self.cache)[-1:]
+
+
+def read_text(model: HeadModel, tokens: Sequence[int], target_cache: TappedCache, cache: LeanCache) -> Tensor:
+    """Bring the head's cache up to the row of the last of `tokens`, on the target's features of those before.
+
+    Returns:
+        [rows, size] outputs of the rows that were missing.
+    """
+    start, end = cache.length, len(tokens) - 1
+    following = torch.tensor(tokens[start + 1 :], device=model.device)
+    features = torch.split(target_cache.features.read(start, end), _ROWS)
+    pairs = zip(features, torch.split(following, _ROWS), strict=True)
+    outputs = [model.forward(model.fused(rows), part, cache) for rows, part in pairs]
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)

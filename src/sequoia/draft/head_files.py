@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +28,13 @@ def read_config(folder: Path) -> Mapping[str, Any] | None:
     return config if isinstance(config, dict) else None
 
 
-def is_head(folder: Path) -> bool:
-    """Whether a folder's config says that it is a head, and no model of its own."""
+def head_folder(source: object) -> Path | None:
+    """The folder that `source` names, if its config says that it is a head and no model of its own."""
+    if not isinstance(source, (str, PathLike)) or not str(source):
+        return None
+    folder = Path(source).expanduser()
     config = read_config(folder)
-    return config is not None and ("feature_layers" in config or "draft_vocab_size" in config)
+    return folder if config is not None and ("feature_layers" in config or "draft_vocab_size" in config) else None
 
 
 @dataclass(frozen=True)

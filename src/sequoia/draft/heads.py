@@ -12,19 +12,21 @@ from sequoia.draft.head_files import HeadFile
 from sequoia.draft.head_model import HeadModel
 from sequoia.errors import ModelError
 from sequoia.model.causal_lm import CausalLM
-from sequoia.model.placement import Numbers
+from sequoia.model.placement import Numbers, resolve_numbers
 
 
-def load_head(folder: Path, target: CausalLM, numbers: Numbers) -> HeadDraft:
+def load_head(folder: Path, target: CausalLM, dtype: str | torch.dtype | Numbers) -> HeadDraft:
     """The head in a folder, as a draft of `target`.
 
     Args:
-        numbers: the head's number formats.
+        dtype: the head's number formats, as `load_model` takes them.
 
     Raises:
+        UsageError: dtype is none.
         FileError: the folder holds no head that is whole.
         ModelError: the head is for another target.
     """
+    numbers = resolve_numbers(dtype, target.device)
     file = HeadFile.read(folder)
     taps = _taps(file, target)
     _require_fit(file, taps, target)

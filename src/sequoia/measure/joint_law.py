@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,9 +21,11 @@ from sequoia.draft.model_draft import ModelDraft
 from sequoia.draft.ngram_draft import NgramDraft
 from sequoia.engine import Engine, load
 from sequoia.measure.distance import Ints
+from sequoia.measure.random_head import save_random_head
 from sequoia.measure.reference import Floats, joint_law
 from sequoia.measure.tiny_llama import tiny_llama
 from sequoia.measure.toy import ToyModel
+from sequoia.model.causal_lm import CausalLM
 from sequoia.params import SamplingParams
 from sequoia.speculate.sampling import Draws
 from sequoia.speculate.session import Session
@@ -246,14 +250,19 @@ class EngineCase(_Setting):
 
 @lru_cache(maxsize=16)
 def _engine(tree: str, verifier: str, draft: str, device: str) -> Engine:
-    target = tiny_llama(VOCAB, seed=3, device=device).model
+    target, shape = tiny_llama(VOCAB, seed=3, device=device), (SHAPES | DYNAMIC_TREES)[tree]
+    if draft == "head":
+        with TemporaryDirectory(prefix="sequoia-", ignore_cleanup_errors=True) as folder:
+            save_random_head(Path(folder), CausalLM(target), draft_vocab_size=VOCAB - 1)
+            return load(target.model, folder, shape, verifier, draft_dtype="fp32")
     small = "ngram" if draft == "n-gram" else tiny_llama(VOCAB, 3, blur=0.3, device=device).model
-    return load(target, small, (SHAPES | DYNAMIC_TREES)[tree], verifier)
+    return load(target.model, small, shape, verifier)
 
 
 def engine_cases(verifier: str, seed: int, device: str) -> Iterator[EngineCase]:
-    """A plain setting with a model's tree, and all processors with n-grams; dynamic trees where they are exact."""
-    settings = [("none", 1.0, "tree 6", "model"), ("all", 1.5, "star 2", "n-gram")]
+    """Plain settings with trees of a model and a head, and all processors with n-grams; dynamic trees where they are
+    exact."""
+    settings = [("none", 1.0, "tree 6", "model"), ("all", 1.5, "star 2", "n-gram"), ("none", 0.6, "tree 6", "head")]
     if VERIFIERS[verifier].draws is Draws.TOP_K:
         settings.append(("none", 1.0, "dynamic 7x2", "model"))
     for processors, temperature, tree, draft in settings:

@@ -9,18 +9,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
 
+from sequoia.draft.head_draft import HeadDraft
 from sequoia.draft.model_draft import ModelDraft
+from sequoia.measure.head_walk import walked_levels
 from sequoia.measure.texts import Text, text_logits
-from sequoia.model.language_model import LanguageModel
+from sequoia.model.language_model import LanguageModel, TappedCache, TappedModel, read_ahead
 from sequoia.params import SamplingParams
 from sequoia.speculate.growth import Frontier, Growth, LevelLogits
 from sequoia.speculate.processors import Processors
 from sequoia.speculate.sampling import Candidates, Draws, Noise, Purpose
+from sequoia.speculate.session import FeatureReader
 from sequoia.speculate.token_tree import TokenTree, layout_of
 from sequoia.tree.shape import TreeShape
 
@@ -62,10 +65,14 @@ def draft_nodes(
 
     An independent model thinks the same at a place whatever the root was, so that one pass tells all. Any other draft
     is rolled: from each start its own proposer goes on along the text, so that what it loses on the way shows. There,
-    nodes behind a text token that no child can hold are left out.
+    nodes behind a text token that no child can hold are left out. A head is rolled from all starts at once.
+
+    A draft that goes by the target's features proposes nothing in the first round, so it has no nodes there.
     """
     if isinstance(draft, ModelDraft):
         return _passed(target, draft, params, text)
+    if isinstance(draft, HeadDraft):
+        return _rolled_at_once(target, draft, params, text, draws, reach)
     walks = _rolled(target, draft, params, text, draws, reach)
     nodes = [(start, depth) for start, levels in walks.items() for depth in range(len(levels.scores))]
     starts, depths = torch.tensor(nodes, dtype=torch.long).reshape(-1, 2).unbind(1)
@@ -96,6 +103,8 @@ def _rolled(
     noise = Noise(0, 0, device).generator(0, Purpose.DRAFT)  # nothing is drawn here, but a draft may for itself
     walks: dict[int, Candidates] = {}
     for start, token in enumerate(text.tokens):
+        if start == 1 and isinstance(proposer, FeatureReader):
+            proposer.follow(_features(target, proposer.taps, text))
         levels = min(reach.depth, len(text.tokens) - start)
         if proposer.context_length is not None:
             levels = min(levels, proposer.context_length + 1 - len(tokens))
@@ -105,7 +114,8 @@ def _rolled(
             walk = _Walk(chain, processors, draws, proposer.proposable, noise, device, ahead, reach.ranks)
             proposer.propose(tokens, walk)
             proposer.keep(())
-            walks[start] = walk.found[0]
+            if walk.found:
+                walks[start] = walk.found[0]
         processors.observe([token])
         tokens.append(token)
     return walks
@@ -132,17 +142,47 @@ class _Walk(Growth):
             paths, block = partial(layout.paths, level.nodes, tokens), partial(layout.level_block, depth)
             frontier = Frontier(depth, tokens[depth : depth + 1], paths, block, level.parents)
             scores.append(self._scores(frontier, support, level_logits))
-            if column is None or not self._may_hold(scores[-1], column):
+            if column is None or not _may_hold(scores[-1], [column], self.draws, self.ranks).item():
                 break
         rows = torch.cat(scores)
         self.found.append(Candidates(support, rows, self.processors.probs(rows), self.proposable))
         grown = layout_of(TreeShape.chain(len(rows)), self.device)
         return TokenTree(grown, tokens[: len(rows) + 1], support, self.found[0].probs, grown.row, self.proposable)
 
-    def _may_hold(self, scores: Tensor, column: int) -> bool:
-        if self.draws is Draws.TOP_K:
-            return int((scores > scores[:, column]).sum()) < self.ranks
-        return float(scores[0, column]) > -torch.inf
+
+def _rolled_at_once(
+    target: LanguageModel, draft: HeadDraft, params: SamplingParams, text: Text, draws: Draws, reach: Reach
+) -> DraftNodes:
+    """As `_rolled`, from all starts at once."""
+    support = draft.model.support
+    processors = Processors(params, text.ask.prompt, target.vocab_size, draft.model.device)
+
+    def goes_on(scores: Tensor, tokens: Tensor) -> Tensor:
+        columns = _columns(support, tokens)
+        known = torch.tensor([column is not None for column in columns], device=scores.device)
+        return known & _may_hold(scores, [column or 0 for column in columns], draws, reach.ranks)
+
+    cache = _features(target, draft.model.taps, text)
+    levels = list(walked_levels(draft.model, text, cache, processors, reach.depth, goes_on))
+    scores = torch.cat([torch.zeros(0, len(support), device=support.device), *(level.scores for level in levels)])
+    starts = torch.cat([torch.zeros(0, dtype=torch.long), *(level.starts.cpu() for level in levels)])
+    depths = torch.tensor([depth for depth, level in enumerate(levels) for _ in level.starts], dtype=torch.long)
+    candidates = Candidates(support, scores, processors.probs(scores), draft.proposable)
+    return DraftNodes(starts, depths, candidates, drifts=True)
+
+
+def _features(target: LanguageModel, taps: Sequence[int], text: Text) -> TappedCache:
+    """The target's cache once it has read the text but its last token."""
+    tokens = [*text.ask.prompt, *text.tokens[:-1]]
+    cache = cast(TappedModel, target).new_cache(taps)
+    target.forward(read_ahead(target, tokens, cache), cache, last=1)
+    return cache
+
+
+def _may_hold(scores: Tensor, columns: Sequence[int] | Tensor, draws: Draws, ranks: int) -> Tensor:
+    """[nodes] whether some child can be the token of a column. scores [nodes, candidates], columns [nodes]"""
+    own = scores[range(len(scores)), columns][:, None]
+    return (scores > own).sum(1) < ranks if draws is Draws.TOP_K else own[:, 0] > -torch.inf
 
 
 def _columns(support: Tensor, tokens: Tensor) -> list[int | None]:

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from sequoia.draft.head_draft import HeadDraft
+from sequoia.draft.head_model import HeadModel
 from sequoia.draft.ngram_draft import NgramDraft
 from sequoia.errors import FileError
 from sequoia.model.causal_lm import CausalLM
@@ -39,7 +41,7 @@ def pair_of(target: CausalLM, draft: object) -> dict[str, Any]:
 
 
 def draft_name(draft: object) -> str:
-    """ "ngram", the name of the model, or that of the caller's own class."""
+    """ "ngram", the name of the model or head, or that of the caller's own class."""
     if isinstance(draft, NgramDraft):
         return "ngram"
     loaded = _loaded(draft)
@@ -49,7 +51,7 @@ def draft_name(draft: object) -> str:
 def loaded_by_name(target: CausalLM, draft: object) -> bool:
     """Whether the pair's names say which models they are: objects' names do not."""
     loaded = _loaded(draft)
-    known = isinstance(draft, NgramDraft) if loaded is None else loaded.load_again is not None
+    known = isinstance(draft, (NgramDraft, HeadDraft)) or (loaded is not None and loaded.load_again is not None)
     return known and target.loaded.load_again is not None
 
 
@@ -80,10 +82,10 @@ def differences(file: PlanFile, target: CausalLM, draft: object) -> tuple[str, .
     )
 
 
-def models_of(target: CausalLM, draft: object) -> list[CausalLM]:
+def models_of(target: CausalLM, draft: object) -> list[CausalLM | HeadModel]:
     """Those of a pair that run here as models."""
     drafting = getattr(draft, "model", None)
-    return [target, drafting] if isinstance(drafting, CausalLM) else [target]
+    return [target, drafting] if isinstance(drafting, (CausalLM, HeadModel)) else [target]
 
 
 def _passes(compiled: object) -> str:
