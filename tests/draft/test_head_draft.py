@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from tiny_heads import FP32, VOCAB, PlainHead, tiny_head, tiny_target, true_feat
 
 from sequoia.draft.head_draft import HeadDraft, HeadProposer
 from sequoia.model.causal_lm import CausalLM
+from sequoia.model.lean.fused import PLAIN
 from sequoia.model.placement import Numbers
 from sequoia.params import SamplingParams
 from sequoia.speculate.growth import Growth
@@ -185,6 +187,32 @@ def test_rounds_without_a_tree_are_caught_up_on(draft: HeadDraft, target: Causal
     tree = session.step().tree
     expected = _grow(_reading(draft, target, text[:-1]), text, TreeShape.chain(1))
     torch.testing.assert_close(tree.support_probs[:1], expected.support_probs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not any(shutil.which(name) for name in ("g++", "clang++")), reason="no C++ compiler here")
+@pytest.mark.parametrize("numbers", [FP32, Numbers(torch.bfloat16, int8=True)])
+def test_compiled_passes_are_the_same(tmp_path: Path, numbers: Numbers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "kernels"))
+    target, told = tiny_target(), list[str]()
+    model = tiny_head(tmp_path, target, numbers).model
+    text = [*_TEXT, *range(20)]
+    features = true_features(target, text, model.taps)
+
+    def logits() -> torch.Tensor:
+        cache, found = model.new_cache(), list[torch.Tensor]()
+        for start, end in ((0, 1), (1, 3), (3, 19), (19, 27)):
+            rows = model.fused(features[start:end])
+            found.append(model.logits(model.forward(rows, torch.tensor(text[start + 1 : end + 1]), cache)))
+        return torch.cat(found)
+
+    expected = logits()
+    model.compile(tmp_path, told.append)
+    model.wait_until_compiled()
+    assert told == []
+    assert model._decoder.kernels is not PLAIN
+    error = (logits() - expected).square().mean().sqrt() / expected.std()
+    assert float(error) < (0.02 if numbers.int8 else 1e-5)
 
 
 def test_requests_share_nothing(draft: HeadDraft, target: CausalLM) -> None:

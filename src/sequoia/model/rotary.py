@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -12,8 +13,10 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from sequoia.errors import ModelError
 from sequoia.model.lean.decoder import Rotation
+from sequoia.model.quiet import quiet
 
 _STEP = 1024  # positions added at a time, at least
+_MOVING = ("dynamic", "longrope")  # kinds whose angles are others in a longer text
 
 
 class RotaryTable:
@@ -28,14 +31,13 @@ class RotaryTable:
 
     def __init__(self, settings: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
         try:
-            self._module = LlamaRotaryEmbedding(LlamaConfig(**settings)).to(device)
+            with quiet():
+                self._module = LlamaRotaryEmbedding(LlamaConfig(**deepcopy(dict(settings)))).to(device)
         except Exception as error:
-            raise ModelError(f"cannot make rotary positions of {dict(settings)}: {error}") from error
+            raise ModelError(f"cannot make rotary positions of {dict(settings)} ({error}). Mend the config.") from error
         kind = self._module.rope_type
-        if kind in ("dynamic", "longrope"):
-            raise ModelError(
-                f"rotary positions of type {kind} change with the length of the text. Choose another head."
-            )
+        if kind in _MOVING:
+            raise ModelError(f"{kind} rotary positions change with the length of the text. Choose another head.")
         self._example = torch.empty(1, dtype=dtype, device=device)
         self._cosines = self._sines = self._example[:0]
 
