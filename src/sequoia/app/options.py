@@ -299,3 +299,25 @@ ReportOut = Annotated[
         rich_help_panel=_OUTPUT,
     ),
 ]
+
+HeadOut = Annotated[
+    Path, typer.Option("--out", help="The folder for the head, and for what its training keeps.", metavar="FOLDER")
+]
+TrainData = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--data",
+        help="Prompts that the target answers, as for `tune --prompts`; repeat it for several.",
+        show_default="requests that the target writes itself",
+        metavar="SOURCE",
+    ),
+]
+TrainTokens = Annotated[int, typer.Option("--tokens", min=1, help="Of text that the target writes.")]
+Epochs = Annotated[int, typer.Option(min=1, help="Times that the texts are trained on.")]
+Hours = Annotated[
+    float | None, typer.Option(help="For all of it, at most; fewer texts are written then.", show_default="no limit")
+]
+DraftVocab = Annotated[int, typer.Option(min=1, help="Tokens that the head can propose: the most frequent ones.")]
+Disk = Annotated[str, typer.Option(help="What texts and their features may take of the disk.", metavar="SIZE")]
+TrainSeed = Annotated[int, typer.Option("--seed", min=0, help="The same seed gives the same head.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with the training in the folder.")]
