@@ -69,7 +69,7 @@ def train_draft(
             engine.target,
             out,
             settings,
-            Sources(data or (), records),
+            Sources.of(engine.target, data or (), records, settings.length),
             resume=resume,
             accelerator=own,
             progress=progress if own.is_main_process else lambda part, done, total, words: None,

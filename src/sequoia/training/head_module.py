@@ -116,8 +116,7 @@ class Seen:
     """
 
     def __init__(self, visible: Tensor) -> None:
-        mask = torch.zeros(visible.shape, device=visible.device)
-        self._mask = mask.masked_fill_(~visible, torch.finfo(torch.bfloat16).min)[:, None, None]
+        self._hidden = ~visible[:, None, None]
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
 
@@ -128,10 +127,11 @@ class Seen:
         # [texts, key heads, queries that share one, tokens, size]
         texts, _, tokens, size = keys.shape
         shared = queries.reshape(texts, keys.shape[1], -1, tokens, size) * size**-0.5
-        first = torch.matmul(shared, self._keys[0][:, :, None].transpose(-1, -2)) + self._mask
-        own = [(shared * each[:, :, None]).sum(-1, keepdim=True) for each in self._keys[1:]]
-        weights = torch.cat([first.float(), *own], dim=-1).softmax(-1)
-        attended = torch.matmul(weights[..., :tokens].to(values.dtype), self._values[0][:, :, None])
+        first = torch.matmul(shared, self._keys[0][:, :, None].transpose(-1, -2))
+        first = first.masked_fill_(self._hidden, torch.finfo(first.dtype).min)
+        own = [(shared * each[:, :, None]).sum(-1, keepdim=True).to(first.dtype) for each in self._keys[1:]]
+        weights = torch.cat([first, *own], dim=-1).softmax(-1, first.dtype)
+        attended = torch.matmul(weights[..., :tokens], self._values[0][:, :, None].to(first.dtype))
         for index, each in enumerate(self._values[1:], start=tokens):
             attended = attended + weights[..., index, None] * each[:, :, None]
         return attended.flatten(1, 2)

@@ -36,10 +36,25 @@ Progress = Callable[[str, int, int, str], None]
 
 @dataclass(frozen=True)
 class Sources:
-    """What texts begin with: prompts, or nothing for the built-in openings. `names` says it for people."""
+    """What texts begin with, and what people call it; nothing for the built-in openings."""
 
     names: Sequence[str]
-    records: Sequence[PromptRecord] | None
+    openings: Openings
+
+    @classmethod
+    def of(cls, target: CausalLM, names: Sequence[str], records: Sequence[PromptRecord] | None, length: int) -> Sources:
+        """The built-in openings, or prompts where they are given.
+
+        Args:
+            length: tokens of a row of texts.
+
+        Raises:
+            UsageError: the target has no tokenizer, or all prompts are too long.
+        """
+        tokenizer = target.loaded.tokenizer
+        if records is None:
+            return cls((), Openings.built_in(tokenizer))
+        return cls(names, Openings.given(records, tokenizer, target.vocab_size, length))
 
 
 def train_head(
@@ -152,7 +167,6 @@ class _Training:
         texts = self._kept / "texts"
         texts.mkdir(exist_ok=True)
         files = [ShardFile(texts / f"{number:04d}.safetensors") for number in range(self._shards)]
-        openings = self._openings()
         tokens, done = self._settings.rows * self._settings.length, 0
         for number, file in enumerate(files):
             if number % self._accelerator.num_processes != self._accelerator.process_index or file.path.exists():
@@ -171,11 +185,11 @@ class _Training:
             file.save(
                 write_shard(
                     self._target,
-                    openings,
+                    self._sources.openings,
                     self._taps,
                     self._settings.rows,
                     self._settings.length,
-                    f"{self._settings.seed} {number}",
+                    f"{self._settings.seed}/{number}",
                     tick,
                 )
             )
@@ -185,12 +199,6 @@ class _Training:
     def _is_out_of_time(self, began: float) -> bool:
         hours = self._settings.hours
         return hours is not None and time.monotonic() - began > _WRITING * hours * 3600
-
-    def _openings(self) -> Openings:
-        tokenizer, records = self._target.loaded.tokenizer, self._sources.records
-        if records is None:
-            return Openings.built_in(tokenizer)
-        return Openings.given(records, tokenizer, self._target.vocab_size, self._settings.length)
 
     def _frequent_ids(self, train: Sequence[ShardFile]) -> torch.Tensor:
         """The ids of the draft vocabulary, increasing."""

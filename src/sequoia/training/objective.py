@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -54,17 +56,18 @@ class Objective(nn.Module):
         found = []
         for logits, goal in self._steps(shard, depth):
             same = (logits.argmax(-1) == goal.argmax(-1)).float().mean()
-            common = torch.minimum(logits.softmax(-1), goal.softmax(-1)).sum(-1).mean()
+            common = torch.minimum(logits.float().softmax(-1), goal).sum(-1).mean()
             found.append(Agreement(_cross_entropy(logits, goal).item(), same.item(), common.item()))
         return found
 
     def _steps(self, shard: Shard, depth: int) -> list[tuple[Tensor, Tensor]]:
-        """For each step the head's and the target's logits, [chains, draft vocab] both."""
+        """For each step the head's logits and the target's distribution, [chains, draft vocab] both."""
         tokens, positions = shard.tokens.long(), shard.positions.long()
         texts = (positions == 0).cumsum(1)
         visible = (texts[:, :, None] == texts[:, None]).tril()
         with torch.no_grad():
-            goals = functional.linear(shard.features[:, :, -1].to(self.rows.dtype), self.rows)
+            wanted = functional.linear(shard.features[:, :, -1].to(self.rows.dtype), self.rows)
+            goals = wanted.softmax(-1, torch.float32).to(self.rows.dtype)
         seen, steps = Seen(visible), []
         feature = self.head.fused(shard.features)
         for step in range(1, depth + 1):
@@ -73,12 +76,29 @@ class Objective(nn.Module):
             inside &= ~shard.leads
             feature = self.head.step(feature, self.embedding[_ahead(tokens, step)], positions + step - 1, seen)
             outputs = self.head.outputs(feature)[inside]
-            steps.append((functional.linear(outputs, self.rows).float(), _ahead(goals, step)[inside].float()))
+            steps.append((functional.linear(outputs, self.rows), _ahead(goals, step)[inside]))
         return steps
 
 
-def _cross_entropy(logits: Tensor, goal: Tensor) -> Tensor:
-    return -(goal.softmax(-1) * logits.log_softmax(-1)).sum(-1).mean()
+class _CrossEntropy(torch.autograd.Function):
+    """Mean over rows of [rows, vocab] logits and the distributions they should give; in few passes over them."""
+
+    @staticmethod
+    def forward(context: Any, logits: Tensor, goal: Tensor) -> Tensor:
+        wide = logits.float()
+        total = wide.logsumexp(-1, keepdim=True)
+        loss = (total - (wide * goal).sum(-1, keepdim=True)).mean()
+        slope = wide.sub_(total) if wide is not logits else wide - total
+        context.save_for_backward(slope.exp_().sub_(goal).mul_(1 / len(logits)).to(logits.dtype))
+        return loss
+
+    @staticmethod
+    def backward(context: Any, *slopes: Tensor) -> tuple[Tensor, None]:
+        (slope,) = context.saved_tensors
+        return slope * slopes[0], None
+
+
+_cross_entropy: Callable[[Tensor, Tensor], Tensor] = _CrossEntropy.apply
 
 
 def _ahead(rows: Tensor, step: int) -> Tensor:

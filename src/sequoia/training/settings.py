@@ -18,7 +18,7 @@ class TrainSettings:
         hours: for all of it, at most; the texts then may be fewer, and no two runs are the same.
         draft_vocab: ids that the head can propose, the most frequent ones.
         disk: bytes that texts and features may take.
-        depth: steps of a chain, once the first third of the training is over, which has one.
+        depth: steps of a chain, once half of the training is over, whose chains have one.
         batch: rows of a step, of `length` tokens each.
         rows, length: of a shard. Rows are texts end to end; none is longer than a row.
         learning_rate: the highest.

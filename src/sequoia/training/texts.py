@@ -25,7 +25,7 @@ _ENDING = 0.6  # share of answers that end a text; after the others another requ
 
 @dataclass(frozen=True)
 class Shard:
-    """Rows of texts end to end; the last one of a row is cut where the row ends."""
+    """Rows of texts end to end; a text is cut where the row or the target's context ends."""
 
     tokens: Tensor  # [rows, tokens] int32
     positions: Tensor  # [rows, tokens] int32, from 0 in each text
@@ -54,7 +54,8 @@ def write_shard(
     random = Random(seed)
     dice = _Dice(rows, target.vocab_size, random.getrandbits(63))
     decoder = target.side_by_side(rows, taps)
-    writers = [_Writer(openings, target.loaded.eos_ids, random) for _ in range(rows)]
+    longest = length if target.context_length is None else min(length, target.context_length)
+    writers = [_Writer(openings, target.loaded.eos_ids, longest, random) for _ in range(rows)]
     shard = Shard(
         torch.zeros(rows, length, dtype=torch.int32),
         torch.zeros(rows, length, dtype=torch.int32),
@@ -77,13 +78,15 @@ def write_shard(
 class _Writer:
     """A text after another, a token at a time: forced where the frame has it, else what the model draws."""
 
-    def __init__(self, openings: Openings, eos_ids: frozenset[int], random: Random) -> None:
-        self._openings, self._eos_ids, self._random = openings, eos_ids, random
+    def __init__(self, openings: Openings, eos_ids: frozenset[int], longest: int, random: Random) -> None:
+        self._openings, self._eos_ids, self._longest, self._random = openings, eos_ids, longest, random
         self._begin()
 
     def read(self, drawn: int) -> tuple[int, int, bool]:
         """The next token, its position, and whether all texts have it; `drawn` is what the model would go on with."""
-        if not self._forced:
+        if self._position + 1 == self._longest:
+            self._begin()
+        elif not self._forced:
             self._go_on(drawn)
         token = self._forced.pop(0) if self._forced else drawn
         self._position += 1

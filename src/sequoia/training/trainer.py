@@ -21,7 +21,7 @@ from sequoia.training.texts import Shard
 from sequoia.tree.records import save_bytes
 
 _LOOKS = 12  # at the held-out texts, evenly spread over a training
-_SHALLOW = 1 / 3  # of the training, in which chains have one step
+_SHALLOW = 0.5  # of the training, in which chains have one step
 _WARM_UP = 50  # steps
 _LOWEST = 0.03  # of the learning rate, at the end
 _CHECKPOINT_SECONDS = 120.0

@@ -46,7 +46,7 @@ class SideBySide(LeanDecoder):
         masks = {layer.kind: self._mask(layer.kind, positions) for layer in self.recipe.layers}
         slots: Any = self._slots  # what a pass asks of a cache
         logits = self.forward(tokens, positions, masks, slots)
-        return logits, self._slots.features.read(0, len(tokens))
+        return logits, self._slots.features.read(0, len(tokens)).clone()
 
     def _mask(self, kind: str, positions: Tensor) -> Tensor:
         """[texts · key heads, queries per key, slots], additive: a text at position p sees its last p + 1 slots."""
