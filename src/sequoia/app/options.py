@@ -38,7 +38,8 @@ Draft = Annotated[
     str,
     typer.Option(
         help="What proposes tokens: ngram, a smaller model of the same vocabulary, or a head trained for the target.",
-        metavar="ngram|MODEL|HEAD",
+        show_default="auto: the head shipped for the target, else ngram",
+        metavar="auto|ngram|MODEL|HEAD",
         rich_help_panel=_MODELS,
     ),
 ]
@@ -159,6 +160,10 @@ Logprobs = Annotated[
         metavar="COUNT",
         rich_help_panel=_OUTPUT,
     ),
+]
+ShowGain = Annotated[
+    bool,
+    typer.Option("--gain", help="Decode 16 tokens plainly, and tell what drafting gains.", rich_help_panel=_OUTPUT),
 ]
 ShowStats = Annotated[bool, typer.Option("--stats", help="Print what happened in the rounds.", rich_help_panel=_OUTPUT)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.", rich_help_panel=_OUTPUT)]
