@@ -17,7 +17,7 @@ help:
 	@echo "make clean   remove the virtual environment and caches"
 
 demo: $(READY)
-	$(BIN)/sequoia generate "Why is the sky blue?"
+	$(BIN)/sequoia generate "Why is the sky blue?" --gain
 
 test: $(READY)
 	$(BIN)/python -m pytest

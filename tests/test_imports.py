@@ -22,8 +22,9 @@ LAYERS = {
     "planning": 6,
     "engine": 7,
     "measure": 8,
-    "app": 9,
-    "__main__": 10,
+    "training": 9,
+    "app": 10,
+    "__main__": 11,
 }
 
 

@@ -14,6 +14,7 @@ from sequoia.draft.head_files import head_folder
 from sequoia.draft.heads import load_head
 from sequoia.draft.model_draft import ModelDraft, draft_numbers
 from sequoia.draft.ngram_draft import NgramDraft
+from sequoia.draft.shipped import shipped_head
 from sequoia.errors import UsageError
 from sequoia.model.causal_lm import CausalLM
 from sequoia.model.gguf_cache import cache_folder
@@ -168,26 +169,32 @@ class Engine:
         """
         return self._rounds(self.session(prompt, params, request=request), params)[0]
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None, *, request: int = 0) -> Iterator[Chunk]:
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, request: int = 0, plain_first: int = 0
+    ) -> Iterator[Chunk]:
         """Generate round by round.
 
         Args:
             prompt: see `Prompt`.
             params: defaults to `SamplingParams()`.
             request: number of the request under the same seed; no two share noise.
+            plain_first: so many tokens after the first are decoded plainly, and `Stats.gain` tells what the others
+                gained on them.
 
         Raises:
-            UsageError: the prompt is empty, too long for the context, or not understood.
+            UsageError: the prompt is empty, too long for the context, or not understood; a number is below 0.
             ModelError: a model's logits are no distribution.
         """
-        return self._start(prompt, params, request)[0]
+        return self._start(prompt, params, request, plain_first)[0]
 
     def generate(self, prompt: Prompt, params: SamplingParams | None = None, *, request: int = 0) -> Generation:
         """`stream`, collected."""
         chunks, stats = self._start(prompt, params, request)
         return collect(list(chunks), stats)
 
-    def _start(self, prompt: Prompt, params: SamplingParams | None, request: int) -> tuple[Iterator[Chunk], Stats]:
+    def _start(
+        self, prompt: Prompt, params: SamplingParams | None, request: int, plain_first: int = 0
+    ) -> tuple[Iterator[Chunk], Stats]:
         params = SamplingParams() if params is None else params
         if not isinstance(params, SamplingParams):
             raise UsageError(f"params are SamplingParams, not {params!r:.80}. SamplingParams.from_dict reads a dict.")
@@ -197,14 +204,16 @@ class Engine:
             raise UsageError("stop strings need a tokenizer. Load the target as a (model, tokenizer) pair.")
         token_ids = encode_prompt(self.tokenizer, prompt, self.target.vocab_size)
         session = self.session(token_ids, params, request=request)
-        rounds, stats = self._rounds(session, params)
+        if plain_first < 0:
+            raise UsageError(f"plain_first must be an integer of at least 0, not {plain_first}.")
+        rounds, stats = self._rounds(session, params, plain_first)
         return _chunks(rounds, stats, TextStream(self.tokenizer, params.stop)), stats
 
-    def _rounds(self, session: Session, params: SamplingParams) -> tuple[Iterator[Round], Stats]:
+    def _rounds(self, session: Session, params: SamplingParams, plain_first: int = 0) -> tuple[Iterator[Round], Stats]:
         self.stats = stats = Stats()
         if self.planned is None:
-            return timed_rounds(session, stats, self.clock), stats
-        return self.planned.rounds(session, params, stats, self.clock), stats
+            return timed_rounds(session, stats, self.clock, plain_first=plain_first), stats
+        return self.planned.rounds(session, params, stats, self.clock, plain_first), stats
 
 
 def collect(chunks: Sequence[Chunk], stats: Stats) -> Generation:
@@ -223,7 +232,7 @@ def collect(chunks: Sequence[Chunk], stats: Stats) -> Generation:
 
 def load(
     target: Any = None,
-    draft: Any = "ngram",
+    draft: Any = AUTO,
     tree: str | Path | Tree = AUTO,
     verifier: str = AUTO,
     dtype: str | torch.dtype = "auto",
@@ -242,8 +251,9 @@ def load(
     Args:
         target: a path, a hub name, a transformers model object or a (model, tokenizer) pair; None is
             SmolLM2-135M-Instruct.
-        draft: "ngram"; a smaller model of the same vocabulary, given like the target and moved to its device; the
-            folder of a head that was trained for the target; or an object of your own with the method of `Draft`.
+        draft: "auto": the head that comes with the package for this target, or "ngram" where there is none; "ngram"; a
+            smaller model of the same vocabulary, given like the target and moved to its device; the folder of a head
+            that was trained for the target; or an object of your own with the method of `Draft`.
         tree: a `TreeShape`, a `DynamicTree`, a shape file, or a form of `TREE_FORMS`. "auto" goes by `plan`, or by the
             one that `sequoia tune` has kept for this pair; without any it is "optimal:16x4".
         verifier: "sequoia", "specinfer", "spectr" or "sampler_match"; "auto" is "sequoia", or "sampler_match" for a
@@ -271,9 +281,12 @@ def load(
         VocabularyError: draft and target do not share their token ids.
     """
     choice = PlanChoice.of(plan, tree, profile, guard, adapt)
+    verifier_for(verifier, named_tree(tree, profile, draft))  # what cannot be is refused before anything is loaded
+    model = proved(load_model(target, dtype=dtype, device=device, notice=notice))
+    if isinstance(draft, str) and draft == AUTO:
+        draft = shipped_head(model) or "ngram"
     resolved = named_tree(tree, profile, draft)
     chosen = verifier_for(verifier, resolved)
-    model = proved(load_model(target, dtype=dtype, device=device, notice=notice))
     proposer = _draft(draft, model, draft_numbers(draft, draft_dtype, dtype, model.device), notice)
     if compile:
         for own in models_of(model, proposer):

@@ -77,8 +77,8 @@ def test_json_is_one_object(cli, tiny, engine):
     assert outcome.out.count("\n") == 1
     stats = found.pop("stats")
     timed = {"seconds", "first_round_seconds", "tokens_per_second"}
-    elsewhere = {"plan"}
-    derived = {"mean_accepted_length": expected.stats.mean_accepted_length}
+    elsewhere = {"plan", "plain"}
+    derived = {"mean_accepted_length": expected.stats.mean_accepted_length, "gain": None}
     assert {key: value for key, value in stats.items() if key not in timed} == {
         key: value for key, value in (asdict(expected.stats) | derived).items() if key not in timed | elsewhere
     }
@@ -104,6 +104,20 @@ def test_json_is_one_object(cli, tiny, engine):
         "tree": {"size": 16, "depth": 4, "dynamic": False, "parents": list(engine.tree.parents)},
         "plan": None,
     }
+
+
+def test_the_gain_on_plain_decoding_is_told(cli, tiny, engine):
+    params = SamplingParams(temperature=0, ignore_eos=True, max_tokens=60)
+    expected = engine.generate(_chat("w3 w4"), params)
+    told = cli("generate", "w3 w4", "--target", tiny, "--ignore-eos", "--max-tokens", 60, "--gain", "--json")
+    found = json.loads(told.out)
+    assert found["token_ids"] == list(expected.token_ids)
+    gain = found["stats"]["gain"]
+    assert gain["plain_tokens"] == 16
+    assert gain["speedup"] > 0
+    later = found["stats"]["rounds"] - 17
+    assert gain["tokens_per_round"] == pytest.approx((found["stats"]["accepted_tokens"] + later) / later)
+    assert f"{gain['speedup']:.2f}× plain decoding, as measured on 16 tokens" in told.err
 
 
 def test_without_logprobs_json_says_null(cli, tiny):

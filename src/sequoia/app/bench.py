@@ -43,7 +43,7 @@ def bench(
     seed: options.BenchSeed = 0,
     quick: options.Quick = False,
     target: options.Target = None,
-    draft: options.Draft = "ngram",
+    draft: options.Draft = "auto",
     dtype: options.Dtype = "auto",
     draft_dtype: options.DraftDtype = "auto",
     device: options.Device = "auto",

@@ -14,6 +14,7 @@ from sequoia.app.failure import Run, exit_code_of, watched_interrupts
 from sequoia.app.generate import generate
 from sequoia.app.output import flush_all, prepare_streams
 from sequoia.app.selftest import selftest
+from sequoia.app.train_draft import train_draft
 from sequoia.app.trees import tree_app
 from sequoia.app.tune import tune
 
@@ -45,6 +46,7 @@ def sequoia(
 
 app.command()(generate)
 app.command()(tune)
+app.command("train-draft")(train_draft)
 app.command()(selftest)
 app.add_typer(tree_app)
 app.add_typer(bench_app)

@@ -18,11 +18,12 @@ from sequoia.app.waiting import waiting
 from sequoia.errors import UsageError
 from sequoia.params import SamplingParams
 
+PLAIN_TOKENS = 16  # that `--gain` is measured on
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from sequoia.engine import Chunk, Engine
-    from sequoia.tree.dynamic import Tree
 
 
 def generate(
@@ -30,7 +31,7 @@ def generate(
     system: options.System = None,
     raw: options.Raw = False,
     target: options.Target = None,
-    draft: options.Draft = "ngram",
+    draft: options.Draft = "auto",
     dtype: options.Dtype = "auto",
     draft_dtype: options.DraftDtype = "auto",
     device: options.Device = "auto",
@@ -53,6 +54,7 @@ def generate(
     max_tokens: options.MaxTokens = SamplingParams.max_tokens,
     stop: options.Stop = None,
     ignore_eos: options.IgnoreEos = False,
+    gain: options.ShowGain = False,
     stats: options.ShowStats = False,
     as_json: options.AsJson = False,
     logprobs: options.Logprobs = None,
@@ -75,7 +77,7 @@ def generate(
         logprobs=logprobs,
     )
     _require_sense(system, raw, as_json, logprobs)
-    asked = _tree(tree, plan, profile, draft)
+    _require_tree(tree, plan, profile, draft)
     text = _prompt_text(prompt, raw)
     with waiting("loading the model") as tell:
         from sequoia.engine import load
@@ -85,18 +87,20 @@ def generate(
         engine = load(
             target,
             draft,
-            asked,
+            tree,
             verifier,
             dtype,
             device,
             draft_dtype=draft_dtype,
+            profile=profile,
             plan=plan,
             guard=not no_guard,
             compile=compile,
             notice=tell,
         )
     token_ids = _encoded(engine, text, system, raw)
-    chunks = engine.stream(token_ids, params)  # refuses what cannot be generated before anything is said
+    # Refuses what cannot be generated before anything is said.
+    chunks = engine.stream(token_ids, params, plain_first=PLAIN_TOKENS if gain else 0)
     _tell_idle(params, tree, draft, verifier)
     _tell_plan(engine, params, no_guard)
     note(heading(engine, params), "dim")
@@ -146,7 +150,7 @@ def _tell_idle(params: SamplingParams, tree: str, draft: str, verifier: str) -> 
     idle = [name for name, given in choices.items() if given]
     if params.temperature == 0 and idle:
         note(f"at temperature 0, the default, {' and '.join(idle)} changes nothing")
-    if tree == "off" and draft != "ngram":
+    if tree == "off" and draft not in ("auto", "ngram"):
         note("with --tree off the draft is not used")
 
 
@@ -158,8 +162,8 @@ def _tell_plan(engine: Engine, params: SamplingParams, no_guard: bool) -> None:
         note("without a plan there is no guard, and --no-guard changes nothing")
 
 
-def _tree(tree: str, plan: Path | None, profile: Path | None, draft: str) -> str | Tree:
-    """What to load with, checked before anything slow: "auto" as it is, and all else as the tree it names."""
+def _require_tree(tree: str, plan: Path | None, profile: Path | None, draft: str) -> None:
+    """Refuse what names no tree before anything slow happens."""
     from sequoia.tree.plan import PlanFile
     from sequoia.tree.profile import AcceptanceProfile
     from sequoia.tree.specs import UNPLANNED, parse_tree
@@ -170,11 +174,11 @@ def _tree(tree: str, plan: Path | None, profile: Path | None, draft: str) -> str
     if plan is not None:
         PlanFile.load(plan)
     if tree == "auto" and profile is None:
-        return tree
+        return
     spec = UNPLANNED if tree == "auto" else tree
     if profile is not None and not spec.startswith("optimal:"):
         raise UsageError(f"--profile plans optimal trees, and --tree is {tree!r}. Use --tree optimal:SIZExDEPTH.")
-    return parse_tree(spec, AcceptanceProfile.for_draft(draft, profile))
+    parse_tree(spec, AcceptanceProfile.for_draft(draft, profile))
 
 
 def _prompt_text(prompt: str, raw: bool) -> str:

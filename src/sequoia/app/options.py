@@ -38,7 +38,8 @@ Draft = Annotated[
     str,
     typer.Option(
         help="What proposes tokens: ngram, a smaller model of the same vocabulary, or a head trained for the target.",
-        metavar="ngram|MODEL|HEAD",
+        show_default="auto: the head shipped for the target, else ngram",
+        metavar="auto|ngram|MODEL|HEAD",
         rich_help_panel=_MODELS,
     ),
 ]
@@ -159,6 +160,10 @@ Logprobs = Annotated[
         metavar="COUNT",
         rich_help_panel=_OUTPUT,
     ),
+]
+ShowGain = Annotated[
+    bool,
+    typer.Option("--gain", help="Decode 16 tokens plainly, and tell what drafting gains.", rich_help_panel=_OUTPUT),
 ]
 ShowStats = Annotated[bool, typer.Option("--stats", help="Print what happened in the rounds.", rich_help_panel=_OUTPUT)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.", rich_help_panel=_OUTPUT)]
@@ -299,3 +304,25 @@ ReportOut = Annotated[
         rich_help_panel=_OUTPUT,
     ),
 ]
+
+HeadOut = Annotated[
+    Path, typer.Option("--out", help="The folder for the head, and for what its training keeps.", metavar="FOLDER")
+]
+TrainData = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--data",
+        help="Prompts that the target answers, as for `tune --prompts`; repeat it for several.",
+        show_default="requests that the target writes itself",
+        metavar="SOURCE",
+    ),
+]
+TrainTokens = Annotated[int, typer.Option("--tokens", min=1, help="Of text that the target writes.")]
+Epochs = Annotated[int, typer.Option(min=1, help="Times that the texts are trained on.")]
+Hours = Annotated[
+    float | None, typer.Option(help="For all of it, at most; fewer texts are written then.", show_default="no limit")
+]
+DraftVocab = Annotated[int, typer.Option(min=1, help="Tokens that the head can propose: the most frequent ones.")]
+Disk = Annotated[str, typer.Option(help="What texts and their features may take of the disk.", metavar="SIZE")]
+TrainSeed = Annotated[int, typer.Option("--seed", min=0, help="The same seed gives the same head.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with the training in the folder.")]

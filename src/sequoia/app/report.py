@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from sequoia.app.output import console, write_out
@@ -58,11 +58,13 @@ def heading(engine: Engine, params: SamplingParams) -> str:
 
 def closing_line(answer: Answer, engine: Engine, params: SamplingParams) -> str:
     """What it took: tokens, speed, tokens per round and tree; on a terminal set off from the answer."""
-    stats = engine.stats
+    stats, gain = engine.stats, engine.stats.gain
+    per_round = stats.mean_accepted_length if gain is None else gain.tokens_per_round
     parts = [
         f"{_count(stats.emitted_tokens, 'token')} in {stats.seconds:.1f} s",
         f"{stats.tokens_per_second:.3g} tokens/s",
-        f"{stats.mean_accepted_length:.2f} tokens per round",
+        f"{per_round:.2f} tokens per round",
+        *([f"{gain.speedup:.2f}× plain decoding, as measured on {gain.plain_tokens} tokens"] if gain else []),
         _tree(engine.tree_for(params)) + end_mark(stats),
         f"finish: {answer.finish_reason}",
     ]
@@ -118,6 +120,7 @@ def _stats(stats: Stats) -> dict[str, Any]:
         "seconds": stats.seconds,
         "first_round_seconds": stats.first_round_seconds,
         "tokens_per_second": stats.tokens_per_second,
+        "gain": None if stats.gain is None else asdict(stats.gain),
         "visits": stats.visits,
         "accepted": stats.accepted,
     }

@@ -38,7 +38,7 @@ Progress = Callable[[str, int, int], None]
 
 def tune(
     target: options.Target = None,
-    draft: options.Draft = "ngram",
+    draft: options.Draft = "auto",
     dtype: options.Dtype = "auto",
     draft_dtype: options.DraftDtype = "auto",
     device: options.Device = "auto",

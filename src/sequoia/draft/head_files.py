@@ -91,6 +91,8 @@ def _shapes(config: HeadConfig, tensors: Mapping[str, Tensor]) -> dict[str, tupl
         "midlayer.mlp.down_proj.weight": (size, inner),
         "norm.weight": (size,),
     }
+    if "fc_embed.weight" in tensors:  # of heads trained here: the embedding joins the residual stream
+        shapes["fc_embed.weight"] = (size, size)
     if not config.tie_head:
         shapes["lm_head.weight"] = (config.draft_vocab_size, size)
     if config.draft_vocab_size < config.vocab_size or "d2t" in tensors:

@@ -67,6 +67,7 @@ class HeadModel:
             key: value.to(target.device, numbers.dtype) for key, value in tensors.items() if value.is_floating_point()
         }
         self._fuse = _linear(weights, "fc")
+        self._embed = _linear(weights, "fc_embed") if "fc_embed.weight" in weights else None
         self._feature_norm = RMSNorm(torch.ones(config.hidden_size, device=target.device), config.eps)
         self._inputs = _stacked_norm(weights, config.eps)
         self._rotary = RotaryTable(config.rope, self._dtype, target.device)
@@ -86,12 +87,15 @@ class HeadModel:
         self._settle()
 
     def _settle(self) -> None:
+        packed = can_pack(self._numbers.dtype, self.device)
+        for linear in filter(None, (self._fuse, self._embed)):
+            if self._numbers.int8:
+                linear.quantise(release=True)
+            else:
+                linear.settle(packed, release=True)
         if self._numbers.int8:
-            self._fuse.quantise(release=True)
             self._decoder.quantise(release=True)
         else:
-            packed = can_pack(self._numbers.dtype, self.device)
-            self._fuse.settle(packed, release=True)
             self._decoder.settle(packed, release=True)
 
     @property
@@ -161,6 +165,8 @@ class HeadModel:
         normed = self._inputs(torch.stack([embedded.to(self._dtype), features]), self._decoder.kernels)
         rows = normed.transpose(0, 1).flatten(1)
         hidden = normed[1] if self._config.residual_norm else features
+        if self._embed is not None:
+            hidden = self._embed.plus(normed[0].contiguous(), hidden, self._decoder.kernels)
         return (Int8Rows(*self._decoder.kernels.in_8_bit(rows)) if self._decoder.is_int8 else rows), hidden
 
     def _mask(self, block: Block, end: int) -> Tensor:

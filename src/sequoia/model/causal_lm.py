@@ -24,9 +24,10 @@ from sequoia.model.kv_cache import KVCache
 from sequoia.model.language_model import Block
 from sequoia.model.lean.cache import LeanCache
 from sequoia.model.lean.compiled import compile_later
-from sequoia.model.lean.decoder import LeanDecoder
+from sequoia.model.lean.decoder import LeanDecoder, Recipe
 from sequoia.model.lean.linear import PackedModule, can_pack, pack_modules, quantise_modules
 from sequoia.model.lean.recipes import recipe_of
+from sequoia.model.lean.side_by_side import SideBySide
 from sequoia.model.loading import LoadedModel
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
@@ -70,6 +71,11 @@ class CausalLM:
     def is_lean(self) -> bool:
         """Whether the lean decoder runs, and not transformers' modules."""
         return self._decoder is not None
+
+    @property
+    def recipe(self) -> Recipe | None:
+        """What the lean decoder is made of, where it runs."""
+        return None if self._decoder is None else self._decoder.recipe
 
     @property
     def path(self) -> str:
@@ -176,6 +182,23 @@ class CausalLM:
         """
         features = Features(taps, self.hidden_size, self.loaded.dtype, self.device) if taps else None
         return KVCache(features) if self._decoder is None else self._decoder.new_cache(features)
+
+    def side_by_side(self, texts: int, taps: Sequence[int]) -> SideBySide:
+        """As many texts at once, a token of each per pass.
+
+        Args:
+            taps: features that a pass hands out; see `Features`.
+
+        Raises:
+            ModelError: the model runs in transformers' modules, or is quantised.
+        """
+        if self._decoder is None or self._decoder.is_int8:
+            raise ModelError(
+                f"{self.loaded.name} runs in {self.path}; many texts at once need the lean decoder in 16 or 32 bit. "
+                "Choose a model of a family that it knows, and no int8."
+            )
+        features = Features(taps, self.hidden_size, self.loaded.dtype, self.device)
+        return SideBySide(self._decoder, texts, self.window, features)
 
     @torch.inference_mode()
     def forward(self, tokens: Tensor, cache: Any, block: Block | None = None, last: int | None = None) -> Tensor:

@@ -66,6 +66,12 @@ def require_pair(file: PlanFile, name: str, target: CausalLM, draft: object) -> 
             raise FileError(f"{name} was tuned for {there}, not {here[key]}. Run `sequoia tune` for this pair.")
 
 
+def is_for_pair(file: PlanFile, target: CausalLM, draft: object) -> bool:
+    """Whether a plan was tuned for these models in these number formats."""
+    here = pair_of(target, draft)
+    return all(file.pair.get(key) == here[key] for key in _IDENTITY)
+
+
 def differences(file: PlanFile, target: CausalLM, draft: object) -> tuple[str, ...]:
     """How the machine that was measured differs from this one, each as "that, not this"."""
     here, device = pair_of(target, draft), target.device

@@ -46,8 +46,10 @@ class Planned:
         found = "; ".join([*ours, *self._differences])
         return f"{self.name} was tuned for {found}. Its predictions may be off: run `sequoia tune`." if found else None
 
-    def rounds(self, session: Session, params: SamplingParams, stats: Stats, clock: Clock) -> Iterator[Round]:
-        """One request, counted in `stats`.
+    def rounds(
+        self, session: Session, params: SamplingParams, stats: Stats, clock: Clock, plain_first: int = 0
+    ) -> Iterator[Round]:
+        """One request, counted in `stats`; `plain_first` as for `timed_rounds`.
 
         A seed repeats a run exactly, and a clock does not: at temperatures above 0, where the output depends on the
         trees, seeded requests have no guard.
@@ -57,7 +59,7 @@ class Planned:
         stats.plan = PlanRun(plan.chosen)
         repeatable = params.seed is not None and params.temperature > 0
         guard = place.take_guard() if self._guards and not repeatable else None
-        return place.learning(plan, guard, timed_rounds(session, stats, clock, guard))
+        return place.learning(plan, guard, timed_rounds(session, stats, clock, guard, plain_first))
 
     def _place(self, params: SamplingParams) -> _Place:
         return self._places[self.file.plans.index(self.file.plan_for(params))]

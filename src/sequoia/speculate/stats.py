@@ -30,6 +30,11 @@ class KindCount:
         self.tokens += tokens
         self.seconds += seconds
 
+    def merge(self, other: KindCount) -> None:
+        self.rounds += other.rounds
+        self.tokens += other.tokens
+        self.seconds += other.seconds
+
 
 @dataclass
 class PlanRun:
@@ -46,6 +51,15 @@ class PlanRun:
     def measured(self) -> KindCount | None:
         """What the prediction is held against: the rounds of the chosen kind, if there were any."""
         return self.kinds.get(self.option.kind)
+
+
+@dataclass(frozen=True)
+class Gain:
+    """What drafting came to in one request."""
+
+    plain_tokens: int  # that it is held against
+    tokens_per_round: float
+    speedup: float  # tokens per second over those of plain decoding
 
 
 @dataclass
@@ -67,6 +81,7 @@ class Stats:
     first_round_seconds: float = 0.0  # the prompt's pass and the first round, which are one
     seconds: float = 0.0  # all rounds
     plan: PlanRun | None = None  # of a request that ran by one
+    plain: KindCount = field(default_factory=KindCount)  # rounds that were plain so that the others can be compared
 
     @property
     def mean_accepted_length(self) -> float:
@@ -76,6 +91,19 @@ class Stats:
     @property
     def tokens_per_second(self) -> float:
         return self.emitted_tokens / self.seconds if self.seconds else 0.0
+
+    @property
+    def gain(self) -> Gain | None:
+        """Of the rounds after the plain ones on those; None where either are missing.
+
+        The first round reads the prompt and counts as neither.
+        """
+        rounds = self.rounds - self.plain.rounds - 1
+        seconds = self.seconds - self.plain.seconds - self.first_round_seconds
+        if not self.plain.rounds or rounds < 1 or seconds <= 0:
+            return None
+        tokens = self.accepted_tokens + rounds
+        return Gain(self.plain.rounds, tokens / rounds, self.plain.seconds_per_round * tokens / seconds)
 
     def add(self, round_: Round) -> None:
         shape, verdict = round_.tree.shape, round_.verdict
@@ -97,6 +125,7 @@ class Stats:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.first_round_seconds += other.first_round_seconds
         self.seconds += other.seconds
+        self.plain.merge(other.plain)
         for depth, (visits, ranks) in enumerate(zip(other.visits, other.accepted, strict=True)):
             self._at(depth)
             self.visits[depth] += visits

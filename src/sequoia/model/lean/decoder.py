@@ -240,13 +240,18 @@ class LeanDecoder:
             queries = fused.split(parts, new_keys, new_values, heads.queries)
         else:
             queries = kernels.rotated(parts, *rotation, new_keys, new_values, heads.queries)
-        # The queries that share a key are rows of one head, so that keys and values need not be repeated.
-        queries = queries.reshape(1, heads.keys, -1, heads.size)
-        attended = functional.scaled_dot_product_attention(queries, keys, values, mask, scale=layer.scale)
-        by_head = attended.view(heads.queries, len(parts), heads.size)
+        by_head = self._attended(queries, keys, values, mask, layer.scale)
         if self.is_int8:
             return Int8Rows(*kernels.heads_in_8_bit(by_head))
         return by_head.transpose(0, 1).reshape(len(parts), -1)
+
+    def _attended(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+        """Of [query heads, rows, head size], the same."""
+        # The queries that share a key are rows of one head, so that keys and values need not be repeated.
+        heads = self.recipe.heads
+        grouped = queries.reshape(1, heads.keys, -1, heads.size)
+        attended = functional.scaled_dot_product_attention(grouped, keys, values, mask, scale=scale)
+        return attended.view(heads.queries, -1, heads.size)
 
     def _qk_normed(self, norm: RMSNorm, parts: Tensor, kernels: Kernels) -> Tensor:
         """Queries and keys normed, head by head; values as they are. [rows, heads · head size]"""
