@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -85,3 +88,27 @@ def test_sizes_have_units():
     assert parse_size("--disk", "500MB") == 500 * 10**6
     with pytest.raises(UsageError, match="--disk takes a size"):
         parse_size("--disk", "4 things")
+
+
+@pytest.mark.slow
+def test_two_processes_share_the_work(tmp_path):
+    """As `accelerate launch` starts them: half as many steps, over the same texts."""
+    model = write_model(tmp_path / "model")
+    command = [
+        "-m",
+        "torch.distributed.run",
+        "--nproc_per_node",
+        "2",
+        "-m",
+        "sequoia",
+        "train-draft",
+        "--device",
+        "cpu",
+    ]
+    options = ["--target", model, "--out", tmp_path / "head", "--tokens", 98304, "--epochs", 1, "--draft-vocab", 16]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "MASTER_PORT": "29617"}
+    run = [sys.executable, *command, *map(str, options)]
+    done = subprocess.run(run, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "training: 16/16" in done.stderr
+    assert len(list((tmp_path / "head" / "training" / "texts").iterdir())) == 3

@@ -81,7 +81,9 @@ def train_head(
     """
     with locked(folder, "Wait for it.") if accelerator.is_main_process else nullcontext():
         training = _Training(target, folder, settings, sources, accelerator, progress)
-        training.claim(resume)
+        if accelerator.is_main_process:
+            training.claim(resume)
+        accelerator.wait_for_everyone()
         return training.run()
 
 
@@ -116,8 +118,7 @@ class _Training:
             if resume:
                 raise UsageError(f"{self._folder} holds no training to go on with. Leave --resume out.")
             self._kept.mkdir(parents=True, exist_ok=True)
-            if self._accelerator.is_main_process:
-                save_record(record, about)
+            save_record(record, about)
             return
         if not resume:
             raise UsageError(f"{self._folder} holds a training already. Go on with --resume, or choose another folder.")
