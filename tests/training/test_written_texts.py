@@ -2,51 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from random import Random
-from typing import Any
 
 import pytest
 import torch
-from tiny_training import VOCAB, tiny_openings, tiny_target
-from transformers import Gemma3ForCausalLM, Gemma3TextConfig, GPT2Config, GPT2LMHeadModel, Qwen3Config, Qwen3ForCausalLM
+from tiny_training import VOCAB, tiny_family, tiny_openings, tiny_target
 
 import sequoia
 from sequoia.errors import ModelError, UsageError
 from sequoia.measure.prompts import PromptRecord
 from sequoia.model.causal_lm import CausalLM
-from sequoia.model.loading import load_model
 from sequoia.training.frame import Frame, Opening, Openings
 from sequoia.training.texts import _Dice, _Writer, write_shard
-
-_SIZES: dict[str, Any] = {
-    "vocab_size": VOCAB,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 64,
-}
-
-
-def _target(family: str) -> CausalLM:
-    torch.manual_seed(0)
-    if family == "llama":
-        return tiny_target()
-    models: dict[str, Callable[[], Any]] = {
-        "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**_SIZES)),
-        "gemma3": lambda: Gemma3ForCausalLM(Gemma3TextConfig(**_SIZES, sliding_window=4, sliding_window_pattern=2)),
-        "gpt2": lambda: GPT2LMHeadModel(GPT2Config(vocab_size=VOCAB, n_positions=64, n_embd=32, n_layer=2, n_head=4)),
-    }
-    return CausalLM(load_model(models[family](), dtype="fp32", device="cpu"))
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3", "gpt2"])
 def test_texts_side_by_side_are_what_they_are_alone(family: str) -> None:
     """Three texts, of which one begins anew halfway, against passes over each of them."""
-    target = _target(family)
+    target = tiny_family(family)
     taps = (0, 1, target.layers, target.layers + 1)
     decoder = target.side_by_side(3, taps)
     texts = torch.randint(VOCAB, (3, 12), generator=torch.Generator().manual_seed(1))

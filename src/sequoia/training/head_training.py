@@ -29,7 +29,6 @@ from sequoia.training.trainer import Look, State, Trainer
 from sequoia.tree.records import load_record, save_bytes, save_record
 
 _TAPPED = (0.14, 0.4, 0.7)  # of the target's layers, after which features are taken
-_WRITING = 0.4  # of the hours, at most
 Progress = Callable[[str, int, int, str], None]
 """Told of a part, how much is done, of how much, and what there is to say of it."""
 
@@ -172,7 +171,7 @@ class _Training:
         for number, file in enumerate(files):
             if number % self._accelerator.num_processes != self._accelerator.process_index or file.path.exists():
                 continue
-            if number >= 2 and self._is_out_of_time(began):
+            if number >= 2 and time.monotonic() - began > self._settings.writing_seconds:
                 break
             start = number * tokens
 
@@ -196,10 +195,6 @@ class _Training:
             )
         self._accelerator.wait_for_everyone()
         return [file for file in files if file.path.exists()]
-
-    def _is_out_of_time(self, began: float) -> bool:
-        hours = self._settings.hours
-        return hours is not None and time.monotonic() - began > _WRITING * hours * 3600
 
     def _frequent_ids(self, train: Sequence[ShardFile]) -> torch.Tensor:
         """The ids of the draft vocabulary, increasing."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from sequoia.errors import UsageError
 from sequoia.tree.checks import require_integer
+
+_WRITING = 0.4  # of the hours
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,16 @@ class TrainSettings:
             raise UsageError(f"hours must be above 0, not {self.hours}.")
         if not self.learning_rate > 0:
             raise UsageError(f"the learning rate must be above 0, not {self.learning_rate}.")
+
+    @property
+    def writing_seconds(self) -> float:
+        """For the texts, at most; a shard that was begun is finished."""
+        return math.inf if self.hours is None else 3600 * self.hours * _WRITING
+
+    @property
+    def training_seconds(self) -> float:
+        """For the steps."""
+        return math.inf if self.hours is None else 3600 * self.hours * (1 - _WRITING)
 
     def shards(self, bytes_per_token: int) -> int:
         """How many shards are written, at least two, as many as the disk may hold at most.

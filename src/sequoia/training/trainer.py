@@ -108,9 +108,7 @@ class Trainer:
 
     def _share(self) -> float:
         """Of the training that is done."""
-        hours = self._settings.hours
-        by_time = 0.0 if hours is None else self.state.seconds / (3600 * hours)
-        return max(self.state.step / self.steps, by_time)
+        return max(self.state.step / self.steps, self.state.seconds / self._settings.training_seconds)
 
     def _train_on(self, shard: Shard, share: float) -> float:
         for group in self._optimizer.param_groups:
