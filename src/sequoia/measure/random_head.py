@@ -55,7 +55,7 @@ def save_random_head(
         "rope_theta": 10000.0,
         "vocab_size": target.vocab_size,
         "draft_vocab_size": draft_vocab_size,
-        "feature_layers": [min(1, target.layers), target.layers // 2, target.layers],
+        "feature_layers": [min(1, target.layer_count), target.layer_count // 2, target.layer_count],
         "feature_norm": True,
     }
     folder.mkdir(parents=True, exist_ok=True)
