@@ -16,6 +16,14 @@ _ROPE_KEYS = ("rope_theta", "rope_scaling", "rope_parameters")
 
 
 @dataclass(frozen=True)
+class HeadName:
+    """What plans and people call a head."""
+
+    name: str
+    weights: str  # number format, as `--dtype` names it
+
+
+@dataclass(frozen=True)
 class HeadConfig:
     """A head's sizes, and how it goes by the target's features.
 

@@ -16,6 +16,8 @@ from sequoia.errors import FileError
 Config = Mapping[str, Any]
 
 SPECULATORS = "speculators_model_type"
+MEDUSA = "medusa_num_heads"
+"""A config that has this key is of Medusa heads."""
 _OF_EAGLE_3 = ("feature_layers", "draft_vocab_size")  # keys that a config of EAGLE or EAGLE-2 has not
 _KINDS = {"eagle3": False, "eagle": True}  # of speculators → whether they fuse the embedding
 _UNUSED = ("verifier_", "rotary_emb.inv_freq")  # what training leaves behind: the target's own, and what a config says
@@ -25,7 +27,7 @@ _NOT_COMPUTED = ("layernorms", "norm_before_fc")
 
 def is_head_config(config: Config) -> bool:
     """Whether a config says that it is a head's. One of EAGLE or EAGLE-2 looks like a model's of one layer."""
-    return SPECULATORS in config or any(key in config for key in _OF_EAGLE_3)
+    return any(key in config for key in (SPECULATORS, MEDUSA, *_OF_EAGLE_3))
 
 
 def flattened(config: Config, name: str) -> dict[str, Any]:
@@ -35,7 +37,7 @@ def flattened(config: Config, name: str) -> dict[str, Any]:
         FileError: it is of a kind, or has a part, that is not computed here.
     """
     if SPECULATORS not in config:
-        return {**config, FUSES_EMBEDDING: not is_head_config(config)}
+        return {**config, FUSES_EMBEDDING: not any(key in config for key in _OF_EAGLE_3)}
     kind = config[SPECULATORS]
     if kind not in _KINDS:
         raise FileError(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from threading import Thread
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from sequoia.draft.head_config import HeadConfig
+from sequoia.draft.head_config import HeadConfig, HeadName
 from sequoia.draft.head_inlets import EmbeddingInlet, FeatureInlet, Inlet, Weights, linear
 from sequoia.model.causal_lm import CausalLM
 from sequoia.model.language_model import Block
@@ -29,14 +28,6 @@ from sequoia.model.lean.fused import Kernels
 from sequoia.model.lean.linear import Gated, Linear, can_pack
 from sequoia.model.placement import Numbers
 from sequoia.model.rotary import RotaryTable
-
-
-@dataclass(frozen=True)
-class HeadName:
-    """What plans and people call a head."""
-
-    name: str
-    weights: str  # number format, as `--weights` names it
 
 
 class HeadModel(LayerRunner):

@@ -9,11 +9,27 @@ from torch import Tensor
 
 from sequoia.draft.head_config import HeadConfig
 from sequoia.draft.head_draft import HeadDraft
-from sequoia.draft.head_files import HeadFile
+from sequoia.draft.head_files import HeadFile, read_config
+from sequoia.draft.head_layouts import MEDUSA
 from sequoia.draft.head_model import HeadModel
+from sequoia.draft.medusa_draft import MedusaDraft
+from sequoia.draft.medusa_model import load_medusa
 from sequoia.errors import ModelError
 from sequoia.model.causal_lm import CausalLM
 from sequoia.model.placement import Numbers, resolve_numbers
+
+
+def load_any_head(folder: Path, target: CausalLM, dtype: str | torch.dtype | Numbers) -> HeadDraft | MedusaDraft:
+    """What lies in a folder that `head_folder` has named: one head for all depths, or Medusa's.
+
+    Raises:
+        SequoiaError: as for `load_head`.
+    """
+    config = read_config(folder) or {}
+    if MEDUSA not in config:
+        return load_head(folder, target, dtype)
+    model = load_medusa(folder, config, target, resolve_numbers(dtype, target.device))
+    return MedusaDraft(model, target.loaded.token_count)
 
 
 def load_head(folder: Path, target: CausalLM, dtype: str | torch.dtype | Numbers) -> HeadDraft:
