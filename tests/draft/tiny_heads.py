@@ -102,6 +102,8 @@ class PlainHead:
             embedded = self._norm(self.embedding[token], "midlayer.input_layernorm")
             normed = self._norm(feature, "midlayer.hidden_norm")
             taken, residual = torch.cat([embedded, normed]), normed if config.get("norm_before_residual") else feature
+            if "fc_embed.weight" in self.weights:
+                residual = residual + self._product(embedded, "fc_embed")
         else:
             taken = residual = self._product(torch.cat([self.embedding[token], feature]), "fc")
         queries, key, value = (self._product(taken, f"{part}{name}_proj").view(-1, size) for name in ("q", "k", "v"))

@@ -32,6 +32,7 @@ def save_random_head(
     attention, mlp = "midlayer.self_attn", "midlayer.mlp"
     tensors = {
         "fc.weight": random(size, 3 * size),
+        "fc_embed.weight": random(size, size),
         f"{attention}.q_proj.weight": random(queries * head, 2 * size),
         f"{attention}.k_proj.weight": random(keys * head, 2 * size),
         f"{attention}.v_proj.weight": random(keys * head, 2 * size),
