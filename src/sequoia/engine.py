@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 
 from sequoia.draft.head_files import head_folder
-from sequoia.draft.heads import load_head
+from sequoia.draft.heads import load_any_head
 from sequoia.draft.model_draft import ModelDraft, draft_numbers
 from sequoia.draft.ngram_draft import NgramDraft
 from sequoia.draft.shipped import shipped_head
@@ -307,7 +307,7 @@ def _draft(
         return own
     head = head_folder(draft)
     if head is not None:
-        return load_head(head, target, Numbers(target.loaded.dtype) if dtype == "auto" else dtype)
+        return load_any_head(head, target, Numbers(target.loaded.dtype) if dtype == "auto" else dtype)
     loaded = load_model(draft, dtype=dtype, device=target.device, notice=notice)
     return ModelDraft(proved(loaded), shared_token_count(target.loaded, loaded))
 

@@ -210,7 +210,7 @@ def test_compiled_passes_are_the_same(tmp_path: Path, numbers: Numbers, monkeypa
     model.compile(tmp_path, told.append)
     model.wait_until_compiled()
     assert told == []
-    assert model._decoder.kernels is not PLAIN
+    assert model.kernels is not PLAIN
     error = (logits() - expected).square().mean().sqrt() / expected.std()
     assert float(error) < (0.02 if numbers.int8 else 1e-5)
 

@@ -53,18 +53,32 @@ def _layers_output(model: Any, tokens: Sequence[int]) -> Tensor:
 
 
 class PlainHead:
-    """The head in `folder`, row by row."""
+    """A head row by row.
 
-    def __init__(self, folder: Path, target: CausalLM) -> None:
-        self.config = json.loads((folder / "config.json").read_text())
-        self.weights = {name: value.double() for name, value in load_file(folder / "model.safetensors").items()}
-        self.embedding = target.loaded.model.get_input_embeddings().weight.double()  # type: ignore[operator]
+    Args:
+        folder: of a head in our own layout; or give its config and tensors, named as there.
+    """
+
+    def __init__(
+        self,
+        folder: Path | None,
+        target: CausalLM,
+        config: dict[str, Any] | None = None,
+        tensors: dict[str, Tensor] | None = None,
+    ) -> None:
+        self.config = config or json.loads((folder / "config.json").read_text())
+        tensors = tensors or load_file(folder / "model.safetensors")
+        self.weights = {name: value.double() for name, value in tensors.items()}
+        own = target.loaded.model.get_input_embeddings().weight  # type: ignore[operator]
+        self.embedding = self.weights.get("embed_tokens.weight", own.double())
+        self.is_eagle_3 = "midlayer.hidden_norm.weight" in tensors
+        self.head = self.weights.get("lm_head.weight", target.loaded.model.lm_head.weight.double())
 
     def fused(self, features: Tensor) -> Tensor:
         rows = features.double()
-        if self.config["feature_norm"]:
+        if self.config.get("feature_norm"):
             rows = rows / (rows.square().mean(-1, keepdim=True) + self.config["rms_norm_eps"]).sqrt()
-        return rows.flatten(1) @ self.weights["fc.weight"].T
+        return self._product(rows.flatten(1), "fc") if self.is_eagle_3 else rows[:, 0]
 
     def logits(self, features: Tensor, tokens: Sequence[int], guesses: int = 0) -> Tensor:
         """[draft vocabulary] logits at the last of `tokens`.
@@ -79,16 +93,22 @@ class PlainHead:
             feature = given[place] if place < len(given) else output
             output = self._row(feature, tokens[place + 1], place, keys, values)
         assert len(tokens) - 1 == len(given) + guesses
-        return self._norm(output, "norm") @ self.weights["lm_head.weight"].T
+        return self.head @ (self._norm(output, "norm") if self.is_eagle_3 else output)
 
     def _row(self, feature: Tensor, token: int, place: int, keys: list[Tensor], values: list[Tensor]) -> Tensor:
         config, part = self.config, "midlayer.self_attn."
         size, shared = config["head_dim"], config["num_attention_heads"] // config["num_key_value_heads"]
-        embedded = self._norm(self.embedding[token], "midlayer.input_layernorm")
-        taken = torch.cat([embedded, self._norm(feature, "midlayer.hidden_norm")])
-        queries, key, value = (
-            (self.weights[f"{part}{name}_proj.weight"] @ taken).view(-1, size) for name in ("q", "k", "v")
-        )
+        if self.is_eagle_3:
+            embedded = self._norm(self.embedding[token], "midlayer.input_layernorm")
+            normed = self._norm(feature, "midlayer.hidden_norm")
+            taken, residual = torch.cat([embedded, normed]), normed if config.get("norm_before_residual") else feature
+            if "fc_embed.weight" in self.weights:
+                residual = residual + self._product(embedded, "fc_embed")
+        else:
+            taken = residual = self._product(torch.cat([self.embedding[token], feature]), "fc")
+        queries, key, value = (self._product(taken, f"{part}{name}_proj").view(-1, size) for name in ("q", "k", "v"))
+        if f"{part}q_norm.weight" in self.weights:
+            queries, key = self._norm(queries, f"{part}q_norm"), self._norm(key, f"{part}k_norm")
         queries = self._turned(queries, place)
         keys.append(self._turned(key, place))
         values.append(value)
@@ -96,15 +116,17 @@ class PlainHead:
         for head, query in enumerate(queries):
             seen = torch.stack([past[head // shared] for past in keys])
             attended.append((seen @ query / size**0.5).softmax(0) @ torch.stack([v[head // shared] for v in values]))
-        hidden = feature + self.weights[f"{part}o_proj.weight"] @ torch.cat(attended)
+        hidden = residual + self._product(torch.cat(attended), f"{part}o_proj")
         normed = self._norm(hidden, "midlayer.post_attention_layernorm")
-        gate = torch.nn.functional.silu(self.weights["midlayer.mlp.gate_proj.weight"] @ normed)
-        up = self.weights["midlayer.mlp.up_proj.weight"] @ normed
-        return hidden + self.weights["midlayer.mlp.down_proj.weight"] @ (gate * up)
+        gate = torch.nn.functional.silu(self._product(normed, "midlayer.mlp.gate_proj"))
+        return hidden + self._product(gate * self._product(normed, "midlayer.mlp.up_proj"), "midlayer.mlp.down_proj")
 
-    def _norm(self, row: Tensor, name: str) -> Tensor:
-        scale = (row.square().mean() + self.config["rms_norm_eps"]).sqrt()
-        return row / scale * self.weights[f"{name}.weight"]
+    def _product(self, rows: Tensor, name: str) -> Tensor:
+        return rows @ self.weights[f"{name}.weight"].T + self.weights.get(f"{name}.bias", torch.zeros(()).double())
+
+    def _norm(self, rows: Tensor, name: str) -> Tensor:
+        scale = (rows.square().mean(-1, keepdim=True) + self.config["rms_norm_eps"]).sqrt()
+        return rows / scale * self.weights[f"{name}.weight"]
 
     def _turned(self, heads: Tensor, place: int) -> Tensor:
         half = heads.shape[-1] // 2

@@ -118,4 +118,4 @@ def test_families_with_a_lean_decoder_can_be_trained_for(tmp_path: Path, family:
     target = tiny_family(family)
     looks = train(target, tmp_path, replace(SETTINGS, epochs=1)).looks
     assert looks[-1].agreements[0].loss < looks[0].agreements[0].loss
-    assert load_head(tmp_path, target, Numbers(torch.float32)).model.taps[-1] == target.layers + 1
+    assert load_head(tmp_path, target, Numbers(torch.float32)).model.taps[-1] == target.layer_count + 1

@@ -20,7 +20,7 @@ from sequoia.training.texts import _Dice, _Writer, write_shard
 def test_texts_side_by_side_are_what_they_are_alone(family: str) -> None:
     """Three texts, of which one begins anew halfway, against passes over each of them."""
     target = tiny_family(family)
-    taps = (0, 1, target.layers, target.layers + 1)
+    taps = (0, 1, target.layer_count, target.layer_count + 1)
     decoder = target.side_by_side(3, taps)
     texts = torch.randint(VOCAB, (3, 12), generator=torch.Generator().manual_seed(1))
     restart = 7

@@ -10,7 +10,17 @@ from sequoia.errors import FileError
 from sequoia.model.lean.decoder import Heads
 from sequoia.model.lean.linear import ACTIVATIONS
 
+FUSES_EMBEDDING = "fuses_embedding"
+"""A key of our own, which says of public configs what they say by their layout alone."""
 _ROPE_KEYS = ("rope_theta", "rope_scaling", "rope_parameters")
+
+
+@dataclass(frozen=True)
+class HeadName:
+    """What plans and people call a head."""
+
+    name: str
+    weights: str  # number format, as `--dtype` names it
 
 
 @dataclass(frozen=True)
@@ -18,6 +28,8 @@ class HeadConfig:
     """A head's sizes, and how it goes by the target's features.
 
     Args:
+        target_size: of a feature.
+        fuses_embedding: whether it is of the kind of EAGLE and EAGLE-2, which fuse the embedding with one feature.
         feature_layers: the features it reads; see `sequoia.model.features`. None leaves it to the kind of head.
         feature_norm: whether each feature is divided by its root mean square first.
         tie_head: whether its output rows are the target's own.
@@ -36,6 +48,13 @@ class HeadConfig:
     feature_norm: bool = False
     tie_head: bool = False
     residual_norm: bool = False
+    target_size: int | None = None
+    fuses_embedding: bool = False
+
+    @property
+    def feature_size(self) -> int:
+        """Of the target's features."""
+        return self.target_size or self.hidden_size
 
     @classmethod
     def read(cls, config: Mapping[str, Any], name: str) -> HeadConfig:
@@ -65,6 +84,8 @@ class HeadConfig:
             keys.flag("feature_norm"),
             keys.flag("tie_head"),
             keys.flag("norm_before_residual"),
+            keys.count("target_hidden_size", hidden),
+            keys.flag(FUSES_EMBEDDING),
         )
 
 

@@ -11,8 +11,7 @@ from sequoia.draft.head_model import HeadModel
 from sequoia.model.language_model import TappedCache
 from sequoia.model.lean.cache import LeanCache
 from sequoia.speculate.growth import Frontier, Growth
-from sequoia.speculate.token_tree import TokenTree, layout_of
-from sequoia.tree.shape import TreeShape
+from sequoia.speculate.token_tree import TokenTree
 
 _ROWS = 512  # of one pass over a long prompt; bounds the mask's memory
 
@@ -61,7 +60,7 @@ class HeadProposer:
         """
         self._root = len(tokens) - 1
         if self._root == 0 or self._target_cache is None or self._target_cache.length < self._root:
-            return TokenTree.root_only(layout_of(TreeShape.root_only(), growth.device), tokens[-1])
+            return growth.nothing(tokens[-1])
         outputs = torch.empty(0)
 
         def level_logits(frontier: Frontier) -> Tensor:

@@ -32,6 +32,7 @@ def save_random_head(
     attention, mlp = "midlayer.self_attn", "midlayer.mlp"
     tensors = {
         "fc.weight": random(size, 3 * size),
+        "fc_embed.weight": random(size, size),
         f"{attention}.q_proj.weight": random(queries * head, 2 * size),
         f"{attention}.k_proj.weight": random(keys * head, 2 * size),
         f"{attention}.v_proj.weight": random(keys * head, 2 * size),
@@ -55,7 +56,7 @@ def save_random_head(
         "rope_theta": 10000.0,
         "vocab_size": target.vocab_size,
         "draft_vocab_size": draft_vocab_size,
-        "feature_layers": [min(1, target.layers), target.layers // 2, target.layers],
+        "feature_layers": [min(1, target.layer_count), target.layer_count // 2, target.layer_count],
         "feature_norm": True,
     }
     folder.mkdir(parents=True, exist_ok=True)

@@ -139,7 +139,7 @@ class CausalLM:
         return self.loaded.model if again is None else again().model
 
     @property
-    def layers(self) -> int:
+    def layer_count(self) -> int:
         """Decoder layers."""
         return int(self._config.num_hidden_layers)
 
@@ -152,6 +152,12 @@ class CausalLM:
         """[rows] token ids → [rows, hidden]"""
         embedded: Tensor = self.loaded.model.get_input_embeddings()(tokens)
         return embedded
+
+    def embeds_as(self, weight: Tensor) -> bool:
+        """Whether the embedding is this one, [vocab, hidden], in the target's own number format."""
+        model: Any = self.loaded.model
+        own = model.get_input_embeddings().weight
+        return own.shape == weight.shape and torch.equal(own, weight.to(own))
 
     def head(self, rows: Tensor) -> Tensor:
         """[rows, hidden] that have been through the final norm → [rows, vocab] logits"""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 import os
+import zipfile
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from sequoia.errors import FileError
 
@@ -20,8 +22,12 @@ def load_data(path: str | os.PathLike[str]) -> Any:
     Raises:
         FileError: the file is missing, damaged, or holds something else, which could run code when it is loaded.
     """
+    return _from_torch(_load(path))
+
+
+def _load(path: str | os.PathLike[str], mmap: bool = False) -> Any:
     try:
-        return _from_torch(torch.load(path, map_location="cpu", weights_only=True))
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except OSError as error:
         raise FileError(f"cannot read {path}: {error.strerror or error}.") from error
     except MemoryError:
@@ -30,6 +36,18 @@ def load_data(path: str | os.PathLike[str]) -> Any:
         raise FileError(
             f"{path} is no torch file of tensors, lists and numbers alone, or is damaged. Write it again."
         ) from error
+
+
+def load_tensors(path: str | os.PathLike[str]) -> dict[str, Tensor]:
+    """The tensors of a torch file that holds nothing but tensors by name; where possible each is read as it is used.
+
+    Raises:
+        FileError: as for `load_data`, or it holds something besides.
+    """
+    found = _load(path, mmap=zipfile.is_zipfile(path))
+    if not isinstance(found, Mapping) or not all(isinstance(value, Tensor) for value in found.values()):
+        raise FileError(f"{path} is no torch file of tensors by name. Save the model again.")
+    return {str(name): value for name, value in found.items()}
 
 
 def to_bytes(data: Any) -> bytes:

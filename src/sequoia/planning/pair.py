@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from sequoia.draft.head_draft import HeadDraft
+from sequoia.draft.head_config import HeadName
 from sequoia.draft.head_model import HeadModel
 from sequoia.draft.ngram_draft import NgramDraft
 from sequoia.errors import FileError
@@ -51,8 +51,8 @@ def draft_name(draft: object) -> str:
 def loaded_by_name(target: CausalLM, draft: object) -> bool:
     """Whether the pair's names say which models they are: objects' names do not."""
     loaded = _loaded(draft)
-    known = isinstance(draft, (NgramDraft, HeadDraft)) or (loaded is not None and loaded.load_again is not None)
-    return known and target.loaded.load_again is not None
+    known = isinstance(draft, NgramDraft) or isinstance(loaded, HeadName) or getattr(loaded, "load_again", None)
+    return bool(known) and target.loaded.load_again is not None
 
 
 def require_pair(file: PlanFile, name: str, target: CausalLM, draft: object) -> None:

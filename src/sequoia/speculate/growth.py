@@ -15,6 +15,7 @@ from sequoia.speculate.processors import Processors
 from sequoia.speculate.sampling import Candidates, Draws, Generator, draw_children
 from sequoia.speculate.token_tree import TokenTree, TreeLayout, layout_of
 from sequoia.tree.dynamic import BestFirst, Candidate, DynamicTree, Tree
+from sequoia.tree.shape import TreeShape
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,10 @@ class Growth:
         if isinstance(self.tree, DynamicTree):
             return self._best_first(BestFirst(self.tree), root, support, level_logits)
         return self._shaped(layout_of(self.tree, self.device), root, support, level_logits)
+
+    def nothing(self, root: int) -> TokenTree:
+        """A tree that proposes nothing, for a draft that cannot yet."""
+        return TokenTree.root_only(layout_of(TreeShape.root_only(), self.device), root)
 
     def _shaped(self, layout: TreeLayout, root: int, support: Tensor, level_logits: LevelLogits) -> TokenTree:
         """Draw each node's children, as many as the shape has."""

@@ -127,6 +127,7 @@ class Session:
         self.cache = new_target_cache(target, proposer)
         self.finish_reason: FinishReason | None = None
         self._target, self._proposer = target, proposer
+        self._reader = proposer if isinstance(proposer, FeatureReader) else None
         self._verifier = GREEDY if params.temperature == 0 else verifier
         self.tree = tree
         self._params = params
@@ -187,8 +188,8 @@ class Session:
         generator = self._noise.generator(self._rounds, Purpose.DRAFT)
         draws, proposable = self._verifier.draws, self._proposer.proposable
         growth = Growth(tree, self._processors, draws, proposable, generator, device)
-        if isinstance(self._proposer, FeatureReader):
-            self._proposer.follow(cast(TappedCache, self.cache))
+        if self._reader is not None:
+            self._reader.follow(cast(TappedCache, self.cache))
         return self._proposer.propose(self.tokens, growth)
 
     def _cut(self, emitted: list[int]) -> list[int]:

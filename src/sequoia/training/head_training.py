@@ -99,7 +99,7 @@ class _Training:
         self._target, self._folder, self._settings = target, folder, settings
         self._sources, self._accelerator, self._progress = sources, accelerator, progress
         self._kept = folder / "training"
-        layers = target.layers
+        layers = target.layer_count
         # The last one is what the output layer takes: the target's distributions come from it.
         self._taps = (*sorted({max(1, round(layers * share)) for share in _TAPPED}), layers + 1)
         per_token = len(self._taps) * target.hidden_size * target.loaded.dtype.itemsize

@@ -8,8 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sequoia.draft.head_draft import HeadDraft
-from sequoia.draft.head_model import HeadModel
 from sequoia.draft.model_draft import ModelDraft
 from sequoia.draft.ngram_draft import NgramDraft
 from sequoia.engine import Engine
@@ -233,5 +231,5 @@ def _settings(
 def _draft_name(engine: Engine) -> str:
     if isinstance(engine.draft, NgramDraft):
         return "ngram"
-    model = engine.draft.model if isinstance(engine.draft, (ModelDraft, HeadDraft)) else engine.draft
-    return model.loaded.name if isinstance(model, (CausalLM, HeadModel)) else type(model).__name__
+    model = getattr(engine.draft, "model", engine.draft)
+    return getattr(getattr(model, "loaded", None), "name", type(model).__name__)

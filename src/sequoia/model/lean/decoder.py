@@ -115,19 +115,89 @@ class Recipe:
     shares_head: bool  # whether the head's weight is the embedding's, which is needed as it is
 
 
-class LeanDecoder:
-    """Runs a recipe."""
+class LayerRunner:
+    """Runs decoder layers, one call for each.
 
-    def __init__(self, recipe: Recipe, dtype: torch.dtype, device: torch.device) -> None:
-        self.recipe = recipe
-        self._dtype, self._device = dtype, device
+    Args:
+        heads: of all layers.
+    """
+
+    def __init__(self, heads: Heads) -> None:
+        self.heads = heads
         self.is_int8 = False
         self.kernels = PLAIN
         """Who runs the small operations, from the next pass on."""
 
     @property
     def queries_per_key(self) -> int:
-        return self.recipe.heads.queries // self.recipe.heads.keys
+        return self.heads.queries // self.heads.keys
+
+    def through(
+        self,
+        layer: Layer,
+        taken: Tensor | Int8Rows,
+        hidden: Tensor,
+        rotation: Rotation | None,
+        mask: Tensor | None,
+        slots: Sequence[Tensor],
+    ) -> Tensor:
+        """One layer: rows that its attention takes, and those that its parts are added to. [rows, size]"""
+        kernels = self.kernels
+        attended = self._attention(layer, taken, rotation, mask, slots, kernels)
+        hidden = _added(layer.out, attended, hidden, layer.after_attention, kernels)
+        expanded = layer.up.activated(self.normed(layer.before_mlp, hidden), layer.activation, kernels)
+        return _added(layer.down, expanded, hidden, layer.after_mlp, kernels)
+
+    def normed(self, norm: Norm, rows: Tensor) -> Tensor | Int8Rows:
+        """As linear layers take it."""
+        return norm.quantised(rows, self.kernels) if self.is_int8 else norm(rows, self.kernels)
+
+    def _attention(
+        self,
+        layer: Layer,
+        taken: Tensor | Int8Rows,
+        rotation: Rotation | None,
+        mask: Tensor | None,
+        slots: Sequence[Tensor],
+        kernels: Kernels,
+    ) -> Tensor | Int8Rows:
+        """[rows, query heads · head size]"""
+        heads = self.heads
+        keys, values, new_keys, new_values = slots
+        parts = layer.qkv(taken, kernels)
+        if layer.qk_norm is not None:
+            parts = self._qk_normed(layer.qk_norm, parts, kernels)
+        if rotation is None:
+            queries = fused.split(parts, new_keys, new_values, heads.queries)
+        else:
+            queries = kernels.rotated(parts, *rotation, new_keys, new_values, heads.queries)
+        by_head = self._attended(queries, keys, values, mask, layer.scale)
+        if self.is_int8:
+            return Int8Rows(*kernels.heads_in_8_bit(by_head))
+        return by_head.transpose(0, 1).reshape(len(parts), -1)
+
+    def _attended(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+        """Of [query heads, rows, head size], the same."""
+        # The queries that share a key are rows of one head, so that keys and values need not be repeated.
+        heads = self.heads
+        grouped = queries.reshape(1, heads.keys, -1, heads.size)
+        attended = functional.scaled_dot_product_attention(grouped, keys, values, mask, scale=scale)
+        return attended.view(heads.queries, -1, heads.size)
+
+    def _qk_normed(self, norm: RMSNorm, parts: Tensor, kernels: Kernels) -> Tensor:
+        """Queries and keys normed, head by head; values as they are. [rows, heads · head size]"""
+        heads, both = self.heads, self.heads.queries + self.heads.keys
+        split = parts.view(len(parts), -1, heads.size)
+        return torch.cat([norm(split[:, :both].transpose(0, 1)).transpose(0, 1), split[:, both:]], dim=1).flatten(1)
+
+
+class LeanDecoder(LayerRunner):
+    """Runs a recipe."""
+
+    def __init__(self, recipe: Recipe, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__(recipe.heads)
+        self.recipe = recipe
+        self._dtype, self._device = dtype, device
 
     def new_cache(self, features: Features | None = None) -> LeanCache:
         heads = self.recipe.heads
@@ -191,73 +261,15 @@ class LeanDecoder:
         cache.append(count)
         return self.logits(hidden if last is None else hidden[-last:])
 
-    def through(
-        self,
-        layer: Layer,
-        taken: Tensor | Int8Rows,
-        hidden: Tensor,
-        rotation: Rotation | None,
-        mask: Tensor | None,
-        slots: Sequence[Tensor],
-    ) -> Tensor:
-        """One layer: rows that its attention takes, and those that its parts are added to. [rows, size]"""
-        kernels = self.kernels
-        attended = self._attention(layer, taken, rotation, mask, slots, kernels)
-        hidden = _added(layer.out, attended, hidden, layer.after_attention, kernels)
-        expanded = layer.up.activated(self.normed(layer.before_mlp, hidden), layer.activation, kernels)
-        return _added(layer.down, expanded, hidden, layer.after_mlp, kernels)
-
     def logits(self, hidden: Tensor) -> Tensor:
         """Of rows that have been through all layers."""
         return self.recipe.head(self.normed(self.recipe.norm, hidden), self.kernels)
-
-    def normed(self, norm: Norm, rows: Tensor) -> Tensor | Int8Rows:
-        """As linear layers take it."""
-        return norm.quantised(rows, self.kernels) if self.is_int8 else norm(rows, self.kernels)
 
     def _write_last(self, features: Features, start: int, hidden: Tensor) -> None:
         layers = len(self.recipe.layers)
         features.write(layers, start, hidden)
         if layers + 1 in features.taps:
             features.write(layers + 1, start, self.recipe.norm(hidden))
-
-    def _attention(
-        self,
-        layer: Layer,
-        taken: Tensor | Int8Rows,
-        rotation: Rotation | None,
-        mask: Tensor | None,
-        slots: Sequence[Tensor],
-        kernels: Kernels,
-    ) -> Tensor | Int8Rows:
-        """[rows, query heads · head size]"""
-        heads = self.recipe.heads
-        keys, values, new_keys, new_values = slots
-        parts = layer.qkv(taken, kernels)
-        if layer.qk_norm is not None:
-            parts = self._qk_normed(layer.qk_norm, parts, kernels)
-        if rotation is None:
-            queries = fused.split(parts, new_keys, new_values, heads.queries)
-        else:
-            queries = kernels.rotated(parts, *rotation, new_keys, new_values, heads.queries)
-        by_head = self._attended(queries, keys, values, mask, layer.scale)
-        if self.is_int8:
-            return Int8Rows(*kernels.heads_in_8_bit(by_head))
-        return by_head.transpose(0, 1).reshape(len(parts), -1)
-
-    def _attended(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-        """Of [query heads, rows, head size], the same."""
-        # The queries that share a key are rows of one head, so that keys and values need not be repeated.
-        heads = self.recipe.heads
-        grouped = queries.reshape(1, heads.keys, -1, heads.size)
-        attended = functional.scaled_dot_product_attention(grouped, keys, values, mask, scale=scale)
-        return attended.view(heads.queries, -1, heads.size)
-
-    def _qk_normed(self, norm: RMSNorm, parts: Tensor, kernels: Kernels) -> Tensor:
-        """Queries and keys normed, head by head; values as they are. [rows, heads · head size]"""
-        heads, both = self.recipe.heads, self.recipe.heads.queries + self.recipe.heads.keys
-        split = parts.view(len(parts), -1, heads.size)
-        return torch.cat([norm(split[:, :both].transpose(0, 1)).transpose(0, 1), split[:, both:]], dim=1).flatten(1)
 
 
 def _added(linear: Linear, rows: Tensor | Int8Rows, hidden: Tensor, after: Norm | None, kernels: Kernels) -> Tensor:
