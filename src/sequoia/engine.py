@@ -15,9 +15,9 @@ from sequoia.draft.ngram_draft import NgramDraft
 from sequoia.errors import UsageError
 from sequoia.model.causal_lm import CausalLM
 from sequoia.model.gguf_cache import cache_folder
-from sequoia.model.loading import load_model, shared_token_count
+from sequoia.model.loaded import shared_token_count
 from sequoia.model.placement import Numbers
-from sequoia.model.probe import proved
+from sequoia.model.ready import ready_model
 from sequoia.params import SamplingParams
 from sequoia.planning.finding import GivenPlan, PlanChoice
 from sequoia.planning.named import AUTO, named_tree, verifier_for
@@ -271,7 +271,7 @@ def load(
     choice = PlanChoice.of(plan, tree, profile, guard, adapt)
     resolved = named_tree(tree, profile, draft)
     chosen = verifier_for(verifier, resolved)
-    model = proved(load_model(target, dtype=dtype, device=device, notice=notice))
+    model = ready_model(target, dtype=dtype, device=device, notice=notice)
     proposer = _draft(draft, model, draft_numbers(draft, draft_dtype, dtype, model.device), notice)
     if compile:
         for own in models_of(model, proposer):
@@ -290,8 +290,8 @@ def _draft(
     if hasattr(draft, "start"):
         own: Draft = draft
         return own
-    loaded = load_model(draft, dtype=dtype, device=target.device, notice=notice)
-    return ModelDraft(proved(loaded), shared_token_count(target.loaded, loaded))
+    model = ready_model(draft, dtype=dtype, device=target.device, notice=notice)
+    return ModelDraft(model, shared_token_count(target.loaded, model.loaded))
 
 
 def _chunks(rounds: Iterator[Round], stats: Stats, text: TextStream) -> Iterator[Chunk]:

@@ -8,24 +8,26 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import cached_property, partial
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from sequoia.errors import ModelError
-from sequoia.model.kv_cache import KVCache
 from sequoia.model.language_model import Block
 from sequoia.model.lean.cache import LeanCache
 from sequoia.model.lean.compiled import compile_later
-from sequoia.model.lean.decoder import LeanDecoder
+from sequoia.model.lean.decoder import LeanDecoder, Recipe
 from sequoia.model.lean.linear import can_pack, pack_modules, quantise_modules
 from sequoia.model.lean.recipes import recipe_of
-from sequoia.model.loading import LoadedModel
+from sequoia.model.loaded import LoadedModel
+
+if TYPE_CHECKING:
+    from sequoia.model.kv_cache import KVCache
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 
@@ -35,24 +37,20 @@ class CausalLM:
 
     Args:
         lean: run a model of a known family in the lean decoder.
+        recipe: its parts, where they are known before.
 
     Raises:
         ModelError: the model's cache or masks cannot follow a tree; the message says why.
     """
 
-    def __init__(self, loaded: LoadedModel, lean: bool = True) -> None:
+    def __init__(self, loaded: LoadedModel, lean: bool = True, recipe: Recipe | None = None) -> None:
         self.loaded = loaded
         self.vocab_size = loaded.vocab_size
         self.context_length = _exact_context(loaded)
         self.device = loaded.device
         self._config = loaded.model.config.get_text_config()
-        self._layer_types = _layer_types(loaded)
-        arguments = inspect.signature(loaded.model.forward).parameters
-        # transformers 5 renames `past_key_values` to `cache` on the way
-        self._cache_argument = "cache" if "cache" in arguments else "past_key_values"
-        self._can_skip_logits = "logits_to_keep" in arguments
-        self.takes_positions = "position_ids" in arguments
-        recipe = recipe_of(loaded.model) if lean else None
+        self.layer_types = _layer_types(loaded)
+        recipe = recipe_of(loaded.model) if lean and recipe is None else recipe
         self._decoder = LeanDecoder(recipe, loaded.dtype, loaded.device) if recipe else None
         self._taken_apart = False
         self._compiling: Thread | None = None
@@ -62,12 +60,27 @@ class CausalLM:
     @property
     def window(self) -> int | None:
         """Width of sliding-window attention in tokens, the query's own included; None without any."""
-        return self._config.sliding_window if _SLIDING in self._layer_types else None
+        return self._config.sliding_window if _SLIDING in self.layer_types else None
 
     @property
     def is_lean(self) -> bool:
         """Whether the lean decoder runs, and not transformers' modules."""
         return self._decoder is not None
+
+    @property
+    def takes_positions(self) -> bool:
+        """Whether transformers' modules can be told where a token stands."""
+        return "position_ids" in self._arguments
+
+    @cached_property
+    def _arguments(self) -> Collection[str]:
+        """Of the modules' forward."""
+        return inspect.signature(self.loaded.model.forward).parameters.keys()
+
+    @property
+    def recipe(self) -> Recipe | None:
+        """What the lean decoder runs."""
+        return self._decoder.recipe if self._decoder else None
 
     @property
     def path(self) -> str:
@@ -131,7 +144,11 @@ class CausalLM:
         return self.loaded.model if again is None else again().model
 
     def new_cache(self) -> KVCache | LeanCache:
-        return KVCache() if self._decoder is None else self._decoder.new_cache()
+        if self._decoder is not None:
+            return self._decoder.new_cache()
+        from sequoia.model.kv_cache import KVCache  # and with it transformers' models
+
+        return KVCache()
 
     @torch.inference_mode()
     def forward(self, tokens: Tensor, cache: Any, block: Block | None = None, last: int | None = None) -> Tensor:
@@ -151,10 +168,11 @@ class CausalLM:
     ) -> Tensor:
         """In transformers' own modules."""
         count = len(tokens)
-        arguments: dict[str, Any] = {self._cache_argument: cache}
+        # transformers 5 renames `past_key_values` to `cache` on the way
+        arguments: dict[str, Any] = {"cache" if "cache" in self._arguments else "past_key_values": cache}
         if self.takes_positions:
             arguments["position_ids"] = block.positions[None, -count:]
-        if last is not None and self._can_skip_logits:
+        if last is not None and "logits_to_keep" in self._arguments:
             arguments["logits_to_keep"] = last
         output = self.loaded.model(
             input_ids=tokens[None],
@@ -171,7 +189,7 @@ class CausalLM:
         """Additive masks by kind of attention layer, as who runs the pass takes them; None where all is visible."""
         width = block.visible.shape[1]
         if width == 1 and self.window is None:
-            return dict.fromkeys(self._layer_types)
+            return dict.fromkeys(self.layer_types)
         allowed = torch.ones(count, length + count, dtype=torch.bool, device=self.device)
         allowed[:, length + count - width :] = block.visible
         window = self.window
@@ -181,7 +199,7 @@ class CausalLM:
         slot_positions = torch.cat([prefix, block.positions])
         within = slot_positions[None] > block.positions[-count:, None] - window
         masks = {_FULL: allowed, _SLIDING: allowed & within}
-        return {kind: self._additive(masks[kind]) for kind in self._layer_types}
+        return {kind: self._additive(masks[kind]) for kind in self.layer_types}
 
     def _additive(self, allowed: Tensor) -> Tensor:
         dtype, groups = self.loaded.dtype, 1 if self._decoder is None else self._decoder.queries_per_key
