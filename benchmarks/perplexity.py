@@ -4,13 +4,15 @@
 
 Two sets of texts: the prompts as the model reads them, and answers to them, drawn at temperature 1 in fp32 with a fixed
 seed, which every format then reads. Each text is read once, its own tokens given (teacher forcing), in passes of 16
-rows, the width of a tree. Intervals are the jackknife's over whole texts: tokens of one text are not independent.
+rows, the width of a tree. What all prompts begin with, a chat template's first lines, is read but not scored: it would
+count once for each text. Intervals are the jackknife's over whole texts: tokens of one text are not independent.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import os
 from dataclasses import dataclass
 from itertools import chain
 
@@ -50,10 +52,12 @@ def main() -> None:
         for kind, texts in readings.items():
             losses[kind, name] = found = [_losses(engine.target, text) for text in texts]
             print(f"{kind} in {name}: perplexity {_perplexity(found):.4f}", flush=True)
-    for kind, texts in readings.items():
-        print(f"{kind}: {sum(len(text.ids) - text.given for text in texts)} tokens of {len(texts)} texts")
+    for kinds in [[kind] for kind in readings] + ([list(readings)] if len(readings) > 1 else []):
+        by_format = {name: [text for kind in kinds for text in losses[kind, name]] for name in _FORMATS}
+        texts = by_format[_FORMATS[0]]
+        print(f"{' and '.join(kinds)}: {sum(map(len, texts))} tokens of {len(texts)} texts")
         for above, below in _RATIOS:
-            print(f"  {above} / {below}: {_ratio(losses[kind, above], losses[kind, below])}")
+            print(f"  {above} / {below}: {_ratio(by_format[above], by_format[below])}")
 
 
 def _options() -> argparse.Namespace:
@@ -68,7 +72,8 @@ def _options() -> argparse.Namespace:
 
 def _readings(engine: Engine, options: argparse.Namespace) -> dict[str, list[Reading]]:
     prompts = read_prompts(options.prompts or ["built-in"], options.count, engine, options.tokens)
-    readings = {"prompts": [Reading(tuple(ids), 1) for ids in prompts]}
+    shared = len(os.path.commonprefix(prompts)) if len(prompts) > 1 else 0
+    readings = {"prompts": [Reading(tuple(ids), max(1, shared)) for ids in prompts]}
     if options.answers:
         params = sequoia.SamplingParams(max_tokens=options.tokens // 4, temperature=1.0, seed=_SEED)
         asks = batches(plan_asks(prompts, options.answers * len(prompts), params.temperature), params.max_tokens)
