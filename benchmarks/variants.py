@@ -20,9 +20,9 @@ from transformers import DynamicCache
 import sequoia
 from sequoia.errors import SequoiaError, UsageError
 from sequoia.measure.bench.llama import require_sound
-from sequoia.model.gguf_cache import cache_folder
+from sequoia.model.gguf_cache import cache_folder, packaged_gguf
 from sequoia.model.language_model import read_ahead
-from sequoia.model.loading import LoadedModel, load_model, packaged_gguf
+from sequoia.model.loading import LoadedModel, load_model
 from sequoia.model.probe import proved
 from sequoia.speculate.token_tree import layout_of
 

@@ -26,7 +26,8 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def no_plans_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A cache like the user's, converted models included, but without plans; processes that tests start see it too."""
+    """A cache like the user's, converted models included, but without plans and proofs; processes that tests start see
+    it too."""
     own = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
     cache = tmp_path_factory.mktemp("cache")
     (cache / "sequoia").mkdir()
@@ -34,7 +35,7 @@ def no_plans_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[P
         (own / "sequoia" / "models").mkdir(parents=True, exist_ok=True)
         for entry in (*own.iterdir(), *(own / "sequoia").iterdir()):
             link = cache / entry.relative_to(own)
-            if entry.name != "plans" and not link.exists():
+            if entry.name not in ("plans", "proved") and not link.exists():
                 link.symlink_to(entry)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(cache))

@@ -18,9 +18,9 @@ from sequoia.draft.shipped import shipped_head
 from sequoia.errors import UsageError
 from sequoia.model.causal_lm import CausalLM
 from sequoia.model.gguf_cache import cache_folder
-from sequoia.model.loading import load_model, shared_token_count
+from sequoia.model.loaded import shared_token_count
 from sequoia.model.placement import Numbers
-from sequoia.model.probe import proved
+from sequoia.model.ready import ready_model
 from sequoia.params import SamplingParams
 from sequoia.planning.finding import GivenPlan, PlanChoice
 from sequoia.planning.named import AUTO, named_tree, verifier_for
@@ -282,7 +282,7 @@ def load(
     """
     choice = PlanChoice.of(plan, tree, profile, guard, adapt)
     verifier_for(verifier, named_tree(tree, profile, draft))  # what cannot be is refused before anything is loaded
-    model = proved(load_model(target, dtype=dtype, device=device, notice=notice))
+    model = ready_model(target, dtype=dtype, device=device, notice=notice)
     if isinstance(draft, str) and draft == AUTO:
         draft = shipped_head(model) or "ngram"
     resolved = named_tree(tree, profile, draft)
@@ -308,8 +308,8 @@ def _draft(
     head = head_folder(draft)
     if head is not None:
         return load_any_head(head, target, Numbers(target.loaded.dtype) if dtype == "auto" else dtype)
-    loaded = load_model(draft, dtype=dtype, device=target.device, notice=notice)
-    return ModelDraft(proved(loaded), shared_token_count(target.loaded, loaded))
+    model = ready_model(draft, dtype=dtype, device=target.device, notice=notice)
+    return ModelDraft(model, shared_token_count(target.loaded, model.loaded))
 
 
 def _chunks(rounds: Iterator[Round], stats: Stats, text: TextStream) -> Iterator[Chunk]:

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, T5Config
 
 from sequoia.errors import FileError, ModelError, UsageError, VocabularyError
-from sequoia.model import gguf_cache, loading, placement
+from sequoia.model import gguf_cache, gguf_reading, loading, placement
 from sequoia.model.loading import LoadedModel, load_model, shared_token_count
 
 
@@ -386,7 +386,7 @@ def test_names_lose_the_quantisation() -> None:
 
 
 def test_gguf_is_converted_once(cache: Path, gguf_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gguf_cache, "_read_gguf", fake_reader)
+    monkeypatch.setattr(gguf_reading, "read_gguf", fake_reader)
     notices: list[str] = []
     first = load_model(gguf_file, notice=notices.append)
     second = load_model(gguf_file, notice=notices.append)
@@ -407,7 +407,7 @@ def test_an_interrupted_conversion_leaves_nothing(
             (folder / "model.safetensors").write_bytes(b"half")
             raise interruption
 
-    monkeypatch.setattr(gguf_cache, "_read_gguf", lambda file: (Broken(), tiny_tokenizer()))
+    monkeypatch.setattr(gguf_reading, "read_gguf", lambda file: (Broken(), tiny_tokenizer()))
     with pytest.raises((KeyboardInterrupt, RuntimeError, FileError)):
         load_model(gguf_file)
     assert list(cache.iterdir()) == []
@@ -422,13 +422,13 @@ def test_a_conversion_that_comes_second_gives_way(
         tiny_model().save_pretrained(final)
         return fake_reader(file)
 
-    monkeypatch.setattr(gguf_cache, "_read_gguf", slow_reader)
+    monkeypatch.setattr(gguf_reading, "read_gguf", slow_reader)
     assert gguf_cache.converted_folder(gguf_file) == final
     assert list(cache.iterdir()) == [final]
 
 
 def test_abandoned_folders_are_swept(cache: Path, gguf_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gguf_cache, "_read_gguf", fake_reader)
+    monkeypatch.setattr(gguf_reading, "read_gguf", fake_reader)
     abandoned, fresh = cache / ".Old-abc.123", cache / ".New-abc.456"
     abandoned.mkdir(parents=True)
     now = time.time()
@@ -483,7 +483,7 @@ def test_smollm2_splits_single_digits(smollm2: LoadedModel) -> None:
 def test_smollm2_keeps_what_its_gguf_says(smollm2: LoadedModel) -> None:
     from gguf import GGUFReader
 
-    file = loading.packaged_gguf()
+    file = gguf_cache.packaged_gguf()
     assert file is not None
     fields = GGUFReader(file).fields
     tokenizer = smollm2.tokenizer
@@ -503,7 +503,7 @@ def test_smollm2_keeps_what_its_gguf_says(smollm2: LoadedModel) -> None:
 def test_smollm2_weights_are_the_dequantised_ones(smollm2: LoadedModel) -> None:
     from gguf import GGUFReader, dequantize
 
-    tensors = {tensor.name: tensor for tensor in GGUFReader(loading.packaged_gguf()).tensors}
+    tensors = {tensor.name: tensor for tensor in GGUFReader(gguf_cache.packaged_gguf()).tensors}
     weights = smollm2.model.state_dict()
     pairs = {"token_embd": "model.embed_tokens", "blk.7.ffn_down": "model.layers.7.mlp.down_proj"}
     for theirs, ours in pairs.items():

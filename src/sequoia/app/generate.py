@@ -14,7 +14,7 @@ from sequoia.app import options
 from sequoia.app.failure import INTERRUPTED
 from sequoia.app.output import note, write_out
 from sequoia.app.report import Answer, closing_line, heading, print_json, print_stats
-from sequoia.app.waiting import waiting
+from sequoia.app.waiting import uncollected, waiting
 from sequoia.errors import UsageError
 from sequoia.params import SamplingParams
 
@@ -80,8 +80,9 @@ def generate(
     _require_tree(tree, plan, profile, draft)
     text = _prompt_text(prompt, raw)
     with waiting("loading the model") as tell:
-        from sequoia.engine import load
-        from sequoia.model.threads import set_threads
+        with uncollected():
+            from sequoia.engine import load
+            from sequoia.model.threads import set_threads
 
         set_threads(threads)
         engine = load(

@@ -8,27 +8,31 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from functools import cached_property, partial
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from sequoia.errors import ModelError
 from sequoia.model.features import Features, listening
-from sequoia.model.kv_cache import KVCache
 from sequoia.model.language_model import Block
 from sequoia.model.lean.cache import LeanCache
 from sequoia.model.lean.compiled import compile_later
 from sequoia.model.lean.decoder import LeanDecoder, Recipe
+from sequoia.model.lean.inputs import Embedding
 from sequoia.model.lean.linear import PackedModule, can_pack, pack_modules, quantise_modules
 from sequoia.model.lean.recipes import recipe_of
 from sequoia.model.lean.side_by_side import SideBySide
-from sequoia.model.loading import LoadedModel
+from sequoia.model.loaded import LoadedModel
+
+if TYPE_CHECKING:
+    from sequoia.model.kv_cache import KVCache
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 
@@ -38,24 +42,20 @@ class CausalLM:
 
     Args:
         lean: run a model of a known family in the lean decoder.
+        recipe: its parts, where they are known before.
 
     Raises:
         ModelError: the model's cache or masks cannot follow a tree; the message says why.
     """
 
-    def __init__(self, loaded: LoadedModel, lean: bool = True) -> None:
+    def __init__(self, loaded: LoadedModel, lean: bool = True, recipe: Recipe | None = None) -> None:
         self.loaded = loaded
         self.vocab_size = loaded.vocab_size
         self.context_length = _exact_context(loaded)
         self.device = loaded.device
         self._config = loaded.model.config.get_text_config()
-        self._layer_types = _layer_types(loaded)
-        arguments = inspect.signature(loaded.model.forward).parameters
-        # transformers 5 renames `past_key_values` to `cache` on the way
-        self._cache_argument = "cache" if "cache" in arguments else "past_key_values"
-        self._can_skip_logits = "logits_to_keep" in arguments
-        self.takes_positions = "position_ids" in arguments
-        recipe = recipe_of(loaded.model) if lean else None
+        self.layer_types = _layer_types(loaded)
+        recipe = recipe_of(loaded.model) if lean and recipe is None else recipe
         self._decoder = LeanDecoder(recipe, loaded.dtype, loaded.device) if recipe else None
         self._taken_apart = False
         self._compiling: Thread | None = None
@@ -65,7 +65,7 @@ class CausalLM:
     @property
     def window(self) -> int | None:
         """Width of sliding-window attention in tokens, the query's own included; None without any."""
-        return self._config.sliding_window if _SLIDING in self._layer_types else None
+        return self._config.sliding_window if _SLIDING in self.layer_types else None
 
     @property
     def is_lean(self) -> bool:
@@ -73,9 +73,19 @@ class CausalLM:
         return self._decoder is not None
 
     @property
+    def takes_positions(self) -> bool:
+        """Whether transformers' modules can be told where a token stands."""
+        return "position_ids" in self._arguments
+
+    @cached_property
+    def _arguments(self) -> Collection[str]:
+        """Of the modules' forward."""
+        return inspect.signature(self.loaded.model.forward).parameters.keys()
+
+    @property
     def recipe(self) -> Recipe | None:
-        """What the lean decoder is made of, where it runs."""
-        return None if self._decoder is None else self._decoder.recipe
+        """What the lean decoder runs."""
+        return self._decoder.recipe if self._decoder else None
 
     @property
     def path(self) -> str:
@@ -150,13 +160,16 @@ class CausalLM:
 
     def embed(self, tokens: Tensor) -> Tensor:
         """[rows] token ids → [rows, hidden]"""
-        embedded: Tensor = self.loaded.model.get_input_embeddings()(tokens)
+        table = self._table
+        if table is not None:
+            return functional.embedding(tokens, table)
+        embedded: Tensor = self._input_layer(tokens)
         return embedded
 
     def embeds_as(self, weight: Tensor) -> bool:
         """Whether the embedding is this one, [vocab, hidden], in the target's own number format."""
-        model: Any = self.loaded.model
-        own = model.get_input_embeddings().weight
+        table = self._table
+        own = self._input_layer.weight if table is None else table
         return own.shape == weight.shape and torch.equal(own, weight.to(own))
 
     def head(self, rows: Tensor) -> Tensor:
@@ -170,10 +183,22 @@ class CausalLM:
         """[vocab, hidden] of the output layer, as far as quantising has left it."""
         if self._decoder is not None and not self._decoder.recipe.shares_head:
             return self._decoder.recipe.head.dense()
-        model: Any = self.loaded.model
-        module = self._output_layer if self._decoder is None else model.get_input_embeddings()
+        if self._table is not None:
+            return self._table
+        module = self._output_layer if self._decoder is None else self._input_layer
         weight: Tensor = module.linear.dense() if isinstance(module, PackedModule) else module.weight
         return weight
+
+    @property
+    def _table(self) -> Tensor | None:
+        """[vocab, hidden] of the lean decoder's embedding, where that is no more than a table."""
+        embedding = None if self._decoder is None else self._decoder.recipe.embed
+        return embedding.tokens if isinstance(embedding, Embedding) else None
+
+    @property
+    def _input_layer(self) -> Any:
+        model: Any = self.loaded.model
+        return model.get_input_embeddings()
 
     @property
     def _output_layer(self) -> Any:
@@ -187,7 +212,11 @@ class CausalLM:
             taps: features that it is to keep of each token; see `Features`.
         """
         features = Features(taps, self.hidden_size, self.loaded.dtype, self.device) if taps else None
-        return KVCache(features) if self._decoder is None else self._decoder.new_cache(features)
+        if self._decoder is not None:
+            return self._decoder.new_cache(features)
+        from sequoia.model.kv_cache import KVCache  # and with it transformers' models
+
+        return KVCache(features)
 
     def side_by_side(self, texts: int, taps: Sequence[int]) -> SideBySide:
         """As many texts at once, a token of each per pass.
@@ -224,10 +253,11 @@ class CausalLM:
     ) -> Tensor:
         """In transformers' own modules."""
         count = len(tokens)
-        arguments: dict[str, Any] = {self._cache_argument: cache}
+        # transformers 5 renames `past_key_values` to `cache` on the way
+        arguments: dict[str, Any] = {"cache" if "cache" in self._arguments else "past_key_values": cache}
         if self.takes_positions:
             arguments["position_ids"] = block.positions[None, -count:]
-        if last is not None and self._can_skip_logits:
+        if last is not None and "logits_to_keep" in self._arguments:
             arguments["logits_to_keep"] = last
         features = cache.features
         with nullcontext() if features is None else listening(self.loaded.model, features, cache.length):
@@ -246,7 +276,7 @@ class CausalLM:
         """Additive masks by kind of attention layer, as who runs the pass takes them; None where all is visible."""
         width = block.visible.shape[1]
         if width == 1 and self.window is None:
-            return dict.fromkeys(self._layer_types)
+            return dict.fromkeys(self.layer_types)
         allowed = torch.ones(count, length + count, dtype=torch.bool, device=self.device)
         allowed[:, length + count - width :] = block.visible
         window = self.window
@@ -256,7 +286,7 @@ class CausalLM:
         slot_positions = torch.cat([prefix, block.positions])
         within = slot_positions[None] > block.positions[-count:, None] - window
         masks = {_FULL: allowed, _SLIDING: allowed & within}
-        return {kind: self._additive(masks[kind]) for kind in self._layer_types}
+        return {kind: self._additive(masks[kind]) for kind in self.layer_types}
 
     def _additive(self, allowed: Tensor) -> Tensor:
         dtype, groups = self.loaded.dtype, 1 if self._decoder is None else self._decoder.queries_per_key

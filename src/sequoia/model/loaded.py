@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import PreTrainedModel
 
 from sequoia.errors import VocabularyError
 from sequoia.model.placement import Numbers
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _CONTEXT_FIELDS = (
     "max_position_embeddings",
@@ -32,6 +34,7 @@ class LoadedModel:
     """A model ready to run: in eval mode, without gradients, with its tokenizer (None if it has none)."""
 
     model: PreTrainedModel = field(repr=False)
+    """transformers' own, or an `Outline` of it."""
     tokenizer: Any = field(repr=False)
     name: str
     load_again: Callable[[], LoadedModel] | None = field(default=None, repr=False, compare=False)

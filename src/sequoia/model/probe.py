@@ -31,6 +31,15 @@ def proved(loaded: LoadedModel) -> CausalLM:
     Raises:
         ModelError: see `probe`.
     """
+    return settled(probed(loaded))
+
+
+def probed(loaded: LoadedModel) -> CausalLM:
+    """The model, lean where that follows trees exactly, else in its modules.
+
+    Raises:
+        ModelError: see `probe`.
+    """
     model = CausalLM(loaded)
     try:
         probe(model)
@@ -39,6 +48,15 @@ def proved(loaded: LoadedModel) -> CausalLM:
             raise
         model = CausalLM(loaded, lean=False)
         probe(model)
+    return model
+
+
+def settled(model: CausalLM) -> CausalLM:
+    """The model in its fastest form, which is tried too.
+
+    Raises:
+        ModelError: the logits differ by more than rounding.
+    """
     model.settle()
     _check_settled(model)
     return model

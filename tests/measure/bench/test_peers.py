@@ -20,7 +20,6 @@ from sequoia.measure.bench.clock import PassClock
 from sequoia.measure.bench.methods import build_methods
 from sequoia.measure.bench.peers import PEERS
 from sequoia.measure.reference import reference_probs
-from sequoia.model import loading
 from sequoia.params import SamplingParams
 
 TRANSFORMERS = tuple(name for name in PEERS if name.startswith("transformers"))
@@ -193,7 +192,7 @@ def llama(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> type[FakeLlama]:
     library.Llama = fake  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "llama_cpp", library)
     monkeypatch.setitem(sys.modules, "llama_cpp.llama_speculative", speculative)
-    monkeypatch.setattr(loading, "packaged_gguf", lambda: gguf)
+    monkeypatch.setattr(llama_module, "packaged_gguf", lambda: gguf)
     monkeypatch.setattr(llama_module, "converted_folder", lambda file: folder)
     monkeypatch.setattr(llama_module, "_FIRST_PASS", "import sys; assert sys.argv[1].endswith('tiny.Q4_1.gguf')")
     return fake

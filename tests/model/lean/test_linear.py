@@ -173,7 +173,7 @@ def test_modules_that_are_not_released_go_on_too(kind: str, count: int, packed: 
     for module, (weight, values) in zip(case.modules, before, strict=True):
         assert module.weight is weight
         assert torch.equal(weight, values)
-    assert case.layer._modules == ()
+    assert case.layer.modules == ()
 
 
 def test_a_single_matrix_is_not_copied_where_it_need_not_be_packed() -> None:

@@ -29,7 +29,8 @@ class PassClock:
         if self._target.is_lean:
             self._target.on_pass.append(self.record)
             self._hooks.callback(self._target.on_pass.remove, self.record)
-        self.watch(self._target.loaded.model)
+        if isinstance(self._target.loaded.model, torch.nn.Module):  # and no outline of one
+            self.watch(self._target.loaded.model)
         return self
 
     def __exit__(self, *_: object) -> None:

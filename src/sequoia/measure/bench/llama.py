@@ -19,8 +19,7 @@ from sequoia.engine import Engine
 from sequoia.errors import FileError, UsageError
 from sequoia.measure.bench.clock import PassClock
 from sequoia.measure.bench.method import LOOKUP_TOKENS, Emit, Method, require_mapped
-from sequoia.model import loading
-from sequoia.model.gguf_cache import converted_folder, gguf_name
+from sequoia.model.gguf_cache import converted_folder, gguf_name, packaged_gguf
 from sequoia.params import SamplingParams
 
 _FIRST_PASS = "import sys, llama_cpp; llama_cpp.Llama(sys.argv[1], n_ctx=64, verbose=False).eval([1, 2, 3])"
@@ -114,7 +113,7 @@ def _target_file(name: str, engine: Engine, gguf: Path | None) -> Path:
     """The GGUF file whose conversion is the target."""
     if gguf is not None and not gguf.is_file():
         raise FileError(f"there is no file {gguf}. Check the path.")
-    file = gguf or loading.packaged_gguf()
+    file = gguf or packaged_gguf()
     loaded = Path(engine.target_model.config.name_or_path)
     # The name first: another file would be converted only to be refused.
     if file is None or not loaded.name.startswith(gguf_name(file) + "-") or converted_folder(file) != loaded:

@@ -20,6 +20,7 @@ from sequoia.model.features import Features
 from sequoia.model.lean import fused
 from sequoia.model.lean.cache import LeanCache
 from sequoia.model.lean.fused import PLAIN, Kernels
+from sequoia.model.lean.inputs import Rotation
 from sequoia.model.lean.int8 import Int8Rows, quantised
 from sequoia.model.lean.linear import Gated, Linear
 from sequoia.model.placement import return_freed_memory
@@ -96,10 +97,6 @@ class Heads:
     queries: int
     keys: int  # and as many values
     size: int
-
-
-Rotation = tuple[Tensor, Tensor]
-"""Cosines, and sines with the sign of each half: [1, rows, head size] both."""
 
 
 @dataclass(frozen=True)

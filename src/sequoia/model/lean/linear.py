@@ -42,7 +42,8 @@ class Linear:
     """
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
-        self._modules = tuple(modules)
+        self.modules = tuple(modules)
+        """None once it is settled."""
         self._weight: Tensor | None = None
         self._packed: Tensor | None = None
         self._int8: Int8Weight | None = None
@@ -91,7 +92,7 @@ class Linear:
 
     def beside(self, other: Linear) -> Linear:
         """Both as one, this one's outputs first; before either is settled."""
-        return Linear([*self._modules, *other._modules])
+        return Linear([*self.modules, *other.modules])
 
     def _combined(self, rows: Tensor, other: Tensor, operation: str) -> Tensor:
         combined: Tensor = torch.ops.mkldnn._linear_pointwise.binary(rows, other, self._packed, self._bias, operation)
@@ -101,7 +102,7 @@ class Linear:
         """[out, in]"""
         if self._weight is not None:
             return self._weight
-        weights = [_weight(module) for module in self._modules]
+        weights = [_weight(module) for module in self.modules]
         return weights[0] if len(weights) == 1 else torch.cat(weights)
 
     def settle(self, packed: bool, release: bool) -> None:
@@ -124,9 +125,9 @@ class Linear:
         self._forget(release)
 
     def _forget(self, release: bool) -> None:
-        for module in self._modules if release else ():
+        for module in self.modules if release else ():
             module.weight = nn.Parameter(_weight(module).new_empty(0), requires_grad=False)
-        self._modules = ()
+        self.modules = ()
 
 
 class Gated:

@@ -7,12 +7,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from sequoia.model.lean.decoder import Heads, Layer, LayerNorm, Recipe, RMSNorm, Rotation
+from sequoia.model.lean.decoder import Heads, Layer, LayerNorm, Recipe, RMSNorm
+from sequoia.model.lean.inputs import Angles, Embedding, Rotation, signed
 from sequoia.model.lean.linear import ACTIVATIONS, Gated, Linear, shares_head
 
 _FULL = "full_attention"
+_FIXED_ROTATIONS = {"default", "linear", "llama3", "yarn"}  # others' angles depend on the text's length
+_POSITIONS = (*range(64), 127, 500, 1000, 2047, 4095, 8191, 32767, 131071)  # that angles are compared at
 _OWN = ("torch.nn.modules.", "transformers.models.", "transformers.activations", "transformers.pytorch_utils")
 
 
@@ -49,7 +52,7 @@ def _llama(model: Any, config: Any) -> Recipe:
     heads = Heads(config.num_attention_heads, config.num_key_value_heads, attention.head_dim)
     kinds = _kinds(config)
     return Recipe(
-        embed=lambda tokens, positions: decoder.embed_tokens(tokens),
+        embed=_embedding(decoder.embed_tokens),
         rotations=_rotations(decoder.rotary_emb, kinds),
         heads=heads,
         layers=[_llama_layer(layer, heads, kind, config) for layer, kind in zip(decoder.layers, kinds, strict=True)],
@@ -83,7 +86,7 @@ def _gpt2(model: Any, config: Any) -> Recipe:
     decoder = model.transformer
     heads = Heads(config.num_attention_heads, config.num_attention_heads, decoder.h[0].attn.head_dim)
     return Recipe(
-        embed=lambda tokens, positions: decoder.wte(tokens) + decoder.wpe(positions),
+        embed=Embedding(decoder.wte.weight.data, decoder.wpe.weight.data),
         rotations=None,
         heads=heads,
         layers=[
@@ -128,6 +131,11 @@ def _kinds(config: Any) -> list[str]:
     return ["sliding_attention" if sliding else _FULL] * config.num_hidden_layers
 
 
+def _embedding(module: Any) -> Callable[[Tensor, Tensor], Tensor]:
+    """A table where it is no more than that (Gemma's scales its rows)."""
+    return Embedding(module.weight.data) if type(module) is nn.Embedding else lambda tokens, positions: module(tokens)
+
+
 def _rotations(module: Any, kinds: list[str]) -> Callable[[Tensor, Tensor], Mapping[str, Rotation]]:
     """The model's own angles, those of each kind of attention where they differ."""
     by_kind = "layer_type" in inspect.signature(module.forward).parameters
@@ -135,15 +143,20 @@ def _rotations(module: Any, kinds: list[str]) -> Callable[[Tensor, Tensor], Mapp
 
     def rotations(rows: Tensor, positions: Tensor) -> dict[str, Rotation]:
         if by_kind:
-            return {kind: _signed(*module(rows[None], positions[None], kind)) for kind in used}
-        return dict.fromkeys(used, _signed(*module(rows[None], positions[None])))
+            return {kind: signed(*module(rows[None], positions[None], kind)) for kind in used}
+        return dict.fromkeys(used, signed(*module(rows[None], positions[None])))
 
-    return rotations
+    if by_kind or getattr(module, "rope_type", None) not in _FIXED_ROTATIONS:
+        return rotations
+    angles = Angles(module.inv_freq.float(), float(module.attention_scaling), tuple(used))
+    return angles if _agree(angles, rotations, used[0]) else rotations
 
 
-def _signed(cosines: Tensor, sines: Tensor) -> Rotation:
-    first, second = sines.chunk(2, dim=-1)
-    return cosines, torch.cat([-first, second], dim=-1)
+def _agree(ours: Angles, theirs: Callable[[Tensor, Tensor], Mapping[str, Rotation]], kind: str) -> bool:
+    """Whether they are the same to the last bit."""
+    positions = torch.tensor(_POSITIONS, device=ours.frequencies.device)
+    rows = torch.zeros(len(positions), 1, device=positions.device)
+    return all(map(torch.equal, ours(rows, positions)[kind], theirs(rows, positions)[kind]))
 
 
 def _rms(module: Any) -> RMSNorm:
