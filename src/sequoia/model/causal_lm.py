@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import cached_property, partial
 from pathlib import Path
 from threading import Thread
@@ -26,6 +26,9 @@ from sequoia.model.lean.decoder import LeanDecoder
 from sequoia.model.lean.linear import can_pack, pack_modules, quantise_modules
 from sequoia.model.lean.recipes import recipe_of
 from sequoia.model.loading import LoadedModel
+from sequoia.model.offload.attach import attach_disk
+from sequoia.model.offload.disk import DiskLink
+from sequoia.model.offload.hollow import not_streamable
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 
@@ -53,9 +56,13 @@ class CausalLM:
         self._can_skip_logits = "logits_to_keep" in arguments
         self.takes_positions = "position_ids" in arguments
         recipe = recipe_of(loaded.model) if lean else None
+        if recipe is None and loaded.hollow is not None:
+            raise not_streamable(loaded.name, self._config.model_type)
         self._decoder = LeanDecoder(recipe, loaded.dtype, loaded.device) if recipe else None
         self._taken_apart = False
         self._compiling: Thread | None = None
+        self.link: DiskLink | None = None
+        """What reads streamed layers; None where there are none."""
         self.on_pass: list[Callable[[int], None]] = []
         """Called after each pass with its number of rows."""
 
@@ -95,6 +102,22 @@ class CausalLM:
             self._decoder.settle(packed, release)
         elif packed:
             pack_modules(self.loaded.model)
+
+    def stream(self, resident: Collection[int], slots: int) -> None:
+        """Bring the layers of a hollow model to work: some for keeps, the others through a ring in each pass.
+
+        Args:
+            resident: numbers of the layers that stay in memory.
+            slots: layers that the ring holds.
+
+        Raises:
+            FileError: a layer cannot be read.
+        """
+        decoder, hollow, dtype = self._decoder, self.loaded.hollow, self.loaded.dtype
+        assert decoder is not None
+        assert hollow is not None
+        self.link = attach_disk(decoder, hollow, dtype, resident, slots)
+        self._taken_apart = True
 
     def compile(self, folder: Path, tell: Callable[[str], None]) -> None:
         """Have the small operations of passes compiled in the background, once settled; see `compile_later`."""
@@ -241,5 +264,5 @@ def _exact_context(loaded: LoadedModel) -> int | None:
     scaling = getattr(loaded.model.config.get_text_config(), "rope_parameters", None) or {}
     kinds = [scaling, *(value for value in scaling.values() if isinstance(value, dict))]
     ends = [int(kind["original_max_position_embeddings"]) for kind in kinds if kind.get("rope_type") == "longrope"]
-    limits = ends if loaded.context_length is None else [*ends, loaded.context_length]
-    return min(limits, default=None)
+    limits = [*ends, loaded.context_length, loaded.most_tokens]
+    return min((limit for limit in limits if limit is not None), default=None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
 import socket
 from collections.abc import Callable
@@ -18,11 +19,21 @@ import torch
 import transformers
 from huggingface_hub import constants as hub
 from huggingface_hub import try_to_load_from_cache
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedModel,
+)
 
 from sequoia.errors import FileError, ModelError, UsageError
 from sequoia.model.gguf_cache import converted_folder, gguf_name
+from sequoia.model.lean.recipes import FAMILIES
 from sequoia.model.loaded import LoadedModel, shared_token_count
+from sequoia.model.offload.files import Read
+from sequoia.model.offload.hollow import hollow_model, not_streamable
 from sequoia.model.placement import Numbers, check_memory, resolve_device, resolve_numbers
 from sequoia.model.quiet import quiet
 
@@ -135,18 +146,24 @@ def packaged_gguf() -> Path | None:
 def _from_name(
     source: str | Path, dtype: torch.dtype, device: torch.device, notice: Callable[[str], None] | None
 ) -> LoadedModel:
+    local = _local_folder(source, notice)
+    return _from_hub(str(source), dtype, device, notice) if local is None else _from_folder(*local, dtype, device)
+
+
+def _local_folder(source: str | Path, notice: Callable[[str], None] | None) -> tuple[Path, str] | None:
+    """A model's folder here and its name; None for a hub name."""
     path = Path(source).expanduser()
     if path.is_dir():
-        return _from_folder(path, path.resolve().name, dtype, device)
+        return path, path.resolve().name
     if path.is_file():
         if path.suffix != ".gguf":
             raise FileError(f"{path} is a file but no .gguf file. Give a model's folder, a .gguf file or a hub name.")
-        return _from_folder(converted_folder(path, notice), gguf_name(path), dtype, device)
+        return converted_folder(path, notice), gguf_name(path)
     if path.suffix == ".gguf" or not isinstance(source, str) or not _HUB_NAME.fullmatch(source):
         raise FileError(
             f"there is no file or folder {path}. Check the path, or give a hub name such as {DEFAULT_TARGET}."
         )
-    return _from_hub(source, dtype, device, notice)
+    return None
 
 
 def _from_folder(folder: Path, name: str, dtype: torch.dtype, device: torch.device) -> LoadedModel:
@@ -154,8 +171,11 @@ def _from_folder(folder: Path, name: str, dtype: torch.dtype, device: torch.devi
     if not any(any(folder.glob(pattern)) for pattern in _WEIGHT_FILES):
         raise FileError(f"{folder} holds no weights (*.safetensors). Download or save the model again.")
     check_memory(name, folder, dtype, device)
-    has_tokenizer = any((folder / file).is_file() for file in _TOKENIZER_FILES)
-    return _load(str(folder), name, dtype, device, has_tokenizer=has_tokenizer, local_files_only=True)
+    return _load(str(folder), name, dtype, device, has_tokenizer=_has_tokenizer(folder), local_files_only=True)
+
+
+def _has_tokenizer(folder: Path) -> bool:
+    return any((folder / file).is_file() for file in _TOKENIZER_FILES)
 
 
 def _require_config(folder: Path) -> None:
@@ -208,11 +228,7 @@ def _hub_in_reach() -> bool:
 def _load(
     where: str, name: str, dtype: torch.dtype, device: torch.device, *, has_tokenizer: bool, local_files_only: bool
 ) -> LoadedModel:
-    try:
-        config = AutoConfig.from_pretrained(where, local_files_only=local_files_only)
-    except Exception as error:
-        raise ModelError(f"cannot read the config of {name}: {_reason(error)}") from error
-    _require_causal(config, name)
+    config = _config(where, name, local_files_only)
     placed = {} if device.type == "cpu" else {"device_map": {"": device}}
     causal_lm: Any = AutoModelForCausalLM
     try:
@@ -232,11 +248,44 @@ def _load(
     return _ready(model, _load_tokenizer(where, name, local_files_only) if has_tokenizer else None, name)
 
 
+def load_hollow(folder: Path, name: str, dtype: torch.dtype, read: Read = os.preadv) -> LoadedModel:
+    """A model of a folder without its layers' matrices, on the CPU.
+
+    Args:
+        read: see `WeightFile`.
+
+    Raises:
+        FileError: the folder's files are missing or damaged.
+        ModelError: it is no causal language model, or none that can be streamed.
+    """
+    config = _config(str(folder), name, local_files_only=True)
+    family = config.get_text_config().model_type
+    if family not in FAMILIES:
+        raise not_streamable(name, family)
+    with quiet():
+        hollow = hollow_model(config, dtype, folder, read)
+        if (folder / "generation_config.json").is_file():
+            hollow.model.generation_config = GenerationConfig.from_pretrained(str(folder))
+        tokenizer = _load_tokenizer(str(folder), name, True) if _has_tokenizer(folder) else None
+        loaded = _ready(hollow.model, tokenizer, name)
+    again = partial(load_model, folder, dtype=dtype, device="cpu")
+    return replace(loaded, load_again=again, numbers=Numbers(dtype), hollow=hollow)
+
+
 def _load_tokenizer(where: str, name: str, local_files_only: bool) -> Any:
     try:
         return AutoTokenizer.from_pretrained(where, local_files_only=local_files_only)
     except Exception as error:
         raise FileError(f"cannot load the tokenizer of {name} from {where}: {_reason(error)}") from error
+
+
+def _config(where: str, name: str, local_files_only: bool) -> Any:
+    try:
+        config = AutoConfig.from_pretrained(where, local_files_only=local_files_only)
+    except Exception as error:
+        raise ModelError(f"cannot read the config of {name}: {_reason(error)}") from error
+    _require_causal(config, name)
+    return config
 
 
 def _require_causal(config: Any, name: str) -> None:

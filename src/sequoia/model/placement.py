@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import re
-import struct
 from contextlib import suppress
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 
 import torch
 
-from sequoia.errors import ModelError, UsageError
+from sequoia.errors import FileError, ModelError, UsageError
+from sequoia.model.tensor_files import tensor_places
 
 DTYPES = {
     "bf16": torch.bfloat16,
@@ -26,10 +24,6 @@ DTYPES = {
 }
 
 INT8 = "int8"
-
-# The safetensors format's names that may be cast on loading; all others keep their width.
-_FLOAT_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
-_OTHER_BYTES = {"I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2}
 
 
 def resolve_device(device: str | torch.device) -> torch.device:
@@ -135,32 +129,9 @@ def check_memory(name: str, folder: Path, dtype: torch.dtype, device: torch.devi
 def weight_bytes(folder: Path, dtype: torch.dtype) -> int | None:
     """Bytes of a folder's safetensors weights once cast to `dtype`; None where their headers cannot be read."""
     try:
-        files = _weight_files(folder)
-        return sum(_file_bytes(file, dtype.itemsize) for file in files) if files else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error):
+        return sum(place.bytes_as(dtype) for place in tensor_places(folder).values())
+    except FileError:
         return None
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        return sorted({folder / name for name in json.loads(index.read_text())["weight_map"].values()})
-    single = folder / "model.safetensors"
-    return [single] if single.is_file() else []
-
-
-def _file_bytes(file: Path, float_bytes: int) -> int:
-    with file.open("rb") as stream:
-        (length,) = struct.unpack("<Q", stream.read(8))
-        if length > file.stat().st_size:
-            raise ValueError("the header is longer than the file")
-        header = json.loads(stream.read(length))
-    header.pop("__metadata__", None)
-    return sum(
-        prod(tensor["shape"])
-        * (float_bytes if tensor["dtype"] in _FLOAT_BYTES else _OTHER_BYTES.get(tensor["dtype"], 1))
-        for tensor in header.values()
-    )
 
 
 def free_bytes(device: torch.device) -> int | None:

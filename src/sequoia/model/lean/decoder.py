@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from dataclasses import dataclass, field
 
@@ -123,6 +124,8 @@ class LeanDecoder:
         self._is_int8 = False
         self.kernels = PLAIN
         """Who runs the small operations, from the next pass on."""
+        self.layers: Callable[[], AbstractContextManager[Iterable[Layer]]] = lambda: nullcontext(recipe.layers)
+        """The recipe's layers for one pass; each needs its weights only until the next is asked for."""
 
     @property
     def queries_per_key(self) -> int:
@@ -180,13 +183,14 @@ class LeanDecoder:
         hidden = hidden.float() if self._is_int8 else hidden  # as quantised products are
         rotations = recipe.rotations(hidden, positions) if recipe.rotations else {}
         kernels = self.kernels
-        for layer, *slots in zip(recipe.layers, *cache.rows(count), strict=True):
-            taken = self._normed(layer.before_attention, hidden, kernels)
-            attended = self._attention(layer, taken, rotations.get(layer.kind), masks[layer.kind], slots, kernels)
-            hidden = _added(layer.out, attended, hidden, layer.after_attention, kernels)
-            taken = self._normed(layer.before_mlp, hidden, kernels)
-            expanded = layer.up.activated(taken, layer.activation, kernels)
-            hidden = _added(layer.down, expanded, hidden, layer.after_mlp, kernels)
+        with self.layers() as layers:
+            for layer, *slots in zip(layers, *cache.rows(count), strict=True):
+                taken = self._normed(layer.before_attention, hidden, kernels)
+                attended = self._attention(layer, taken, rotations.get(layer.kind), masks[layer.kind], slots, kernels)
+                hidden = _added(layer.out, attended, hidden, layer.after_attention, kernels)
+                taken = self._normed(layer.before_mlp, hidden, kernels)
+                expanded = layer.up.activated(taken, layer.activation, kernels)
+                hidden = _added(layer.down, expanded, hidden, layer.after_mlp, kernels)
         cache.append(count)
         return recipe.head(self._normed(recipe.norm, hidden if last is None else hidden[-last:], kernels), kernels)
 
