@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from threading import Thread
@@ -19,16 +19,18 @@ from torch import Tensor
 
 from sequoia.errors import ModelError
 from sequoia.model.kv_cache import KVCache
-from sequoia.model.language_model import Block
+from sequoia.model.language_model import PASS_ROWS, Block
 from sequoia.model.lean.cache import LeanCache
 from sequoia.model.lean.compiled import compile_later
-from sequoia.model.lean.decoder import LeanDecoder
+from sequoia.model.lean.decoder import Layer, LeanDecoder
 from sequoia.model.lean.linear import can_pack, pack_modules, quantise_modules
 from sequoia.model.lean.recipes import recipe_of
 from sequoia.model.loading import LoadedModel
 from sequoia.model.offload.attach import attach_disk
+from sequoia.model.offload.budget import MemoryPlan
 from sequoia.model.offload.disk import DiskLink
 from sequoia.model.offload.hollow import not_streamable
+from sequoia.model.offload.request import show_bytes
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 
@@ -63,6 +65,11 @@ class CausalLM:
         self._compiling: Thread | None = None
         self.link: DiskLink | None = None
         """What reads streamed layers; None where there are none."""
+        self.memory: MemoryPlan | None = None
+        """How it is divided; None where that was not planned."""
+        self.pass_rows = PASS_ROWS
+        """See `LanguageModel.pass_rows`."""
+        self._reserved = 0
         self.on_pass: list[Callable[[int], None]] = []
         """Called after each pass with its number of rows."""
 
@@ -81,6 +88,8 @@ class CausalLM:
         """Which code runs a pass, for people."""
         loaded = self.loaded
         packed = not loaded.int8 and loaded.load_again is not None and can_pack(loaded.dtype, self.device)
+        if self.memory is not None:
+            return f"lean decoder, {loaded.weights}, {self.memory.streamed} of {self.memory.layers} layers streamed"
         if self.is_lean:
             return f"lean decoder, {'packed ' if packed else ''}{loaded.weights}"
         form = "int8" if loaded.int8 else "packed" if packed else "plain"
@@ -103,21 +112,51 @@ class CausalLM:
         elif packed:
             pack_modules(self.loaded.model)
 
-    def stream(self, resident: Collection[int], slots: int) -> None:
+    def stream(self, memory: MemoryPlan) -> None:
         """Bring the layers of a hollow model to work: some for keeps, the others through a ring in each pass.
-
-        Args:
-            resident: numbers of the layers that stay in memory.
-            slots: layers that the ring holds.
 
         Raises:
             FileError: a layer cannot be read.
         """
-        decoder, hollow, dtype = self._decoder, self.loaded.hollow, self.loaded.dtype
-        assert decoder is not None
-        assert hollow is not None
-        self.link = attach_disk(decoder, hollow, dtype, resident, slots)
+        assert self._decoder is not None
+        assert self.loaded.hollow is not None
+        self.memory, self.pass_rows = memory, memory.prompt_rows
+        self.link = attach_disk(
+            self._decoder, self.loaded.hollow, self.loaded.dtype, memory.resident_layers, memory.slots
+        )
         self._taken_apart = True
+
+    @property
+    def offload(self) -> str:
+        """Where weights are streamed from and within which budget; "off" where all are in memory."""
+        return "off" if self.memory is None else f"disk within {show_bytes(self.memory.budget)}"
+
+    def reserve(self, slots: int) -> None:
+        """New caches have room for so many from now on, and do not move as they grow."""
+        self._reserved = slots
+
+    @property
+    def layers(self) -> Sequence[Layer]:
+        """Of the lean decoder."""
+        assert self._decoder is not None
+        return self._decoder.recipe.layers
+
+    @property
+    def slot_bytes(self) -> int:
+        """Of a cache, for each token."""
+        config = self._config
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        return 2 * int(config.num_hidden_layers * heads * size) * self.loaded.dtype.itemsize
+
+    def row_bytes(self, context: int) -> int:
+        """What each row of a pass needs besides its logits, at a full context: masks, and the widest activations."""
+        config, width = self._config, self.loaded.dtype.itemsize
+        groups = 1 if self._decoder is None else self._decoder.queries_per_key
+        masks = context * len(self._layer_types) * (groups * width + 2)
+        hidden = int(config.hidden_size)
+        inner = getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None) or 4 * hidden
+        return masks + 4 * int(inner) * width + 6 * hidden * (width + 4)
 
     def compile(self, folder: Path, tell: Callable[[str], None]) -> None:
         """Have the small operations of passes compiled in the background, once settled; see `compile_later`."""
@@ -154,7 +193,7 @@ class CausalLM:
         return self.loaded.model if again is None else again().model
 
     def new_cache(self) -> KVCache | LeanCache:
-        return KVCache() if self._decoder is None else self._decoder.new_cache()
+        return KVCache() if self._decoder is None else self._decoder.new_cache(self._reserved)
 
     @torch.inference_mode()
     def forward(self, tokens: Tensor, cache: Any, block: Block | None = None, last: int | None = None) -> Tensor:

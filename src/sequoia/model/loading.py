@@ -18,7 +18,7 @@ from urllib.request import getproxies
 import torch
 import transformers
 from huggingface_hub import constants as hub
-from huggingface_hub import try_to_load_from_cache
+from huggingface_hub import snapshot_download, try_to_load_from_cache
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
@@ -34,7 +34,16 @@ from sequoia.model.lean.recipes import FAMILIES
 from sequoia.model.loaded import LoadedModel, shared_token_count
 from sequoia.model.offload.files import Read
 from sequoia.model.offload.hollow import hollow_model, not_streamable
-from sequoia.model.placement import Numbers, check_memory, resolve_device, resolve_numbers
+from sequoia.model.offload.request import OffloadRequest
+from sequoia.model.placement import (
+    Numbers,
+    check_memory,
+    free_bytes,
+    resident_bytes,
+    resolve_device,
+    resolve_numbers,
+    weight_bytes,
+)
 from sequoia.model.quiet import quiet
 
 __all__ = ["DEFAULT_TARGET", "LoadedModel", "load_model", "shared_token_count"]
@@ -50,6 +59,10 @@ _TOKENIZER_FILES = (
     "spiece.model",
 )
 _WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "pytorch_model.bin.index.json")
+_STREAMED = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
+_CONTEXT = 4096  # tokens that a streamed model's memory is planned for, where none are asked for
+_LOADING = 1.3  # what weights take while they are brought into their fastest form, over what they take then
+_RESIDENT = OffloadRequest()
 _HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 _HUB_WEIGHTS = (
     "model.safetensors",
@@ -65,6 +78,7 @@ def load_model(
     dtype: str | torch.dtype | Numbers = "auto",
     device: str | torch.device = "auto",
     notice: Callable[[str], None] | None = None,
+    offload: OffloadRequest = _RESIDENT,
 ) -> LoadedModel:
     """Load a decoder-only model for exact speculation.
 
@@ -76,23 +90,84 @@ def load_model(
             has its linear layers quantised by whoever runs it.
         device: "auto", "cpu", "cuda", "cuda:1", or a torch.device.
         notice: called with a line of text before something that takes more than a second.
+        offload: whether the layers' matrices are to be left in their files, which makes a hollow model.
 
     Raises:
-        UsageError: dtype, device or source is not one of these, or int8 is asked for a model object.
+        UsageError: dtype, device or source is not one of these, or int8 is asked for a model object; or what is to be
+            streamed cannot be.
         FileError: a file or folder is missing or damaged.
         ModelError: the model cannot be found, is no causal language model, or does not fit into memory.
     """
     if isinstance(source, (PreTrainedModel, tuple)):
-        return _from_object(source, dtype, device)
+        if offload.must_stream or offload.budget is not None:
+            raise UsageError(
+                "a model object lies in memory already and cannot be streamed. Save it and give the folder."
+            )
+        return replace(_from_object(source, dtype, device), most_tokens=offload.context)
     place = resolve_device(device)
     numbers = resolve_numbers(dtype, place)
     number = numbers.dtype
     if source is not None and (not isinstance(source, (str, Path)) or not str(source)):
         raise UsageError(f"a model is a path, a hub name or a transformers model object, not {source!r}.")
+    if (hollow := _hollow(source, numbers, place, notice, offload)) is not None:
+        return hollow
     with quiet():
         loaded = _from_default(number, place, notice) if source is None else _from_name(source, number, place, notice)
     whole = partial(load_model, source, dtype=number, device=place)
-    return replace(loaded, load_again=whole, numbers=numbers)
+    return replace(loaded, load_again=whole, numbers=numbers, most_tokens=offload.context)
+
+
+def _hollow(
+    source: Any,
+    numbers: Numbers,
+    device: torch.device,
+    notice: Callable[[str], None] | None,
+    offload: OffloadRequest,
+) -> LoadedModel | None:
+    """The model to be streamed; None where it is not to be."""
+    if offload.kind == "off":
+        return None
+    with quiet():
+        found = _streaming_folder(source, notice, fetch=offload.must_stream or offload.budget is not None)
+    if found is None or not (offload.must_stream or not _fits(found[0], numbers, device, offload)):
+        return None
+    try:
+        offload.check(numbers, device)
+        loaded = load_hollow(*found, numbers.dtype)
+    except (ModelError, UsageError):
+        if offload.must_stream or offload.budget is not None:
+            raise
+        return None  # and the usual way says that it does not fit
+    return replace(loaded, most_tokens=min(loaded.context_length or _CONTEXT, offload.context or _CONTEXT))
+
+
+def _fits(folder: Path, numbers: Numbers, device: torch.device, offload: OffloadRequest) -> bool:
+    """Whether the weights can stay where they are quickest; also where nobody knows."""
+    needed = weight_bytes(folder, numbers.dtype)
+    free = free_bytes(device)
+    if offload.budget is not None:
+        taken = resident_bytes() if device.type == "cpu" else 0
+        free = min(offload.budget - taken, offload.budget if free is None else free)
+        needed = None if needed is None else round(needed * _LOADING)
+    return needed is None or free is None or needed <= free
+
+
+def _streaming_folder(source: Any, notice: Callable[[str], None] | None, fetch: bool) -> tuple[Path, str] | None:
+    """Where the files are, and the model's name; None for a hub name that is not here, unless it is to be fetched."""
+    source = source if source is not None else packaged_gguf() or DEFAULT_TARGET
+    local = _local_folder(source, notice)
+    if local is not None:
+        return local
+    here = _is_cached(source)
+    if not here and not fetch:
+        return None
+    if not here and notice is not None:
+        notice(f"downloading {source}")
+    try:
+        folder = snapshot_download(source, allow_patterns=_STREAMED, local_files_only=here or not _hub_in_reach())
+    except Exception as error:
+        raise ModelError(f"cannot find {source}: {_reason(error)} Check the name, or give a local path.") from error
+    return Path(folder), str(source).split("/")[-1]
 
 
 def _from_object(source: Any, dtype: str | torch.dtype | Numbers, device: str | torch.device) -> LoadedModel:

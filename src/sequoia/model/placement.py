@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import resource
+import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,7 +124,7 @@ def check_memory(name: str, folder: Path, dtype: torch.dtype, device: torch.devi
         smaller = ', dtype="bf16"' if dtype == torch.float32 else ""
         raise ModelError(
             f"{name} needs {_gib(needed)} GiB for its weights, but {device} has {_gib(free)} GiB of memory free. "
-            f"Choose a smaller model{smaller} or a device with more memory."
+            f"Choose a smaller model{smaller}, a device with more memory, or offload, which streams them."
         )
 
 
@@ -142,6 +144,15 @@ def free_bytes(device: torch.device) -> int | None:
         return None
     known = [limit for limit in (_available_memory(), _container_memory()) if limit is not None]
     return min(known, default=None)
+
+
+def resident_bytes() -> int:
+    """Bytes of this process in memory, shared libraries included; its peak where only that is known."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024
 
 
 def return_freed_memory() -> None:

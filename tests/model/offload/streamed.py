@@ -13,6 +13,7 @@ from sequoia.draft.ngram_draft import NgramDraft
 from sequoia.engine import Engine
 from sequoia.model.causal_lm import CausalLM
 from sequoia.model.loading import load_hollow, load_model
+from sequoia.model.offload.attach import attach_disk
 from sequoia.model.offload.files import Read
 from sequoia.model.probe import proved
 from sequoia.speculate.verify import VERIFIERS
@@ -31,7 +32,9 @@ def streamed(
     folder: Path, dtype: torch.dtype, resident: Collection[int] = (), slots: int = 2, read: Read = os.preadv
 ) -> CausalLM:
     model = proved(load_hollow(folder, folder.name, dtype, read))
-    model.stream(resident, slots)
+    assert model._decoder is not None
+    assert model.loaded.hollow is not None
+    model.link = attach_disk(model._decoder, model.loaded.hollow, dtype, resident, slots)
     return model
 
 

@@ -18,12 +18,15 @@ class LeanCache:
 
     Args:
         layers, heads, head_size: of the keys and values.
+        capacity: slots there is room for from the start; with more it moves as it grows, and is there twice meanwhile.
     """
 
-    def __init__(self, layers: int, heads: int, head_size: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, layers: int, heads: int, head_size: int, dtype: torch.dtype, device: torch.device, capacity: int = 0
+    ) -> None:
         self.length = 0
         # [layers, keys or values, 1, heads, capacity, head size]
-        self._slots = torch.empty(layers, 2, 1, heads, 0, head_size, dtype=dtype, device=device)
+        self._slots = torch.empty(layers, 2, 1, heads, capacity, head_size, dtype=dtype, device=device)
 
     def rows(self, count: int) -> tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]]:
         """Views for a pass over `count` new rows, by layer.

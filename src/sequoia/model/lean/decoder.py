@@ -131,9 +131,10 @@ class LeanDecoder:
     def queries_per_key(self) -> int:
         return self.recipe.heads.queries // self.recipe.heads.keys
 
-    def new_cache(self) -> LeanCache:
+    def new_cache(self, capacity: int = 0) -> LeanCache:
+        """See `LeanCache`."""
         heads = self.recipe.heads
-        return LeanCache(len(self.recipe.layers), heads.keys, heads.size, self._dtype, self._device)
+        return LeanCache(len(self.recipe.layers), heads.keys, heads.size, self._dtype, self._device, capacity)
 
     @torch.inference_mode()
     def trial(self, kernels: Kernels, rows: int) -> None:

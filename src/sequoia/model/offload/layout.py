@@ -56,9 +56,13 @@ class Matrix:
     shape: tuple[int, ...]
     dtype: torch.dtype
 
+    @property
+    def bytes(self) -> int:
+        return prod(self.shape) * self.dtype.itemsize
+
     def view(self, slot: Tensor) -> Tensor:
         """The matrix itself, in a slot's bytes."""
-        return slot[self.start : self.start + prod(self.shape) * self.dtype.itemsize].view(self.dtype).view(self.shape)
+        return slot[self.start : self.start + self.bytes].view(self.dtype).view(self.shape)
 
 
 @dataclass(frozen=True)
