@@ -27,13 +27,14 @@ class Fill:
     """A layer on its way into a slot, in pieces that come in any order."""
 
     def __init__(self, pieces: int) -> None:
-        self.error: FileError | None = None
+        self.error: str | None = None
+        """What went wrong first, as text: an exception would hold on to whoever met it."""
         self.is_cancelled = False
         self._left = pieces
         self._lock = Lock()
         self._done = Event()
 
-    def piece_done(self, error: FileError | None = None) -> None:
+    def piece_done(self, error: str | None = None) -> None:
         """After the first error the rest is not read."""
         with self._lock:
             if error is not None and self.error is None:
@@ -80,7 +81,13 @@ class DiskLink:
             thread.start()
 
     def begin(self, layer: int, slot: int) -> None:
-        """See `Link.begin`."""
+        """See `Link.begin`.
+
+        Raises:
+            FileError: the link is closed.
+        """
+        if not self._threads:
+            raise FileError("the model's files are closed. Load the model again.")
         layout = self._layouts[layer]
         fill = self._fills[slot] = Fill(len(layout.pieces))
         self.bytes_read += layout.read_bytes
@@ -93,7 +100,7 @@ class DiskLink:
         assert fill is not None
         fill.wait()
         if fill.error is not None:
-            raise fill.error
+            raise FileError(fill.error)
 
     def used(self, slot: int) -> None:
         """Nothing to do: passes on a CPU have ended when they return."""
@@ -128,9 +135,9 @@ class DiskLink:
                     self._bring(piece, slot, staging)
                 fill.piece_done()
             except FileError as error:
-                fill.piece_done(error)
+                fill.piece_done(str(error))
             except BaseException as error:  # whoever waits must not wait for ever
-                fill.piece_done(FileError(f"cannot read {piece.names}: {type(error).__name__}: {error}"))
+                fill.piece_done(f"cannot read {piece.names}: {type(error).__name__}: {error}")
 
     def _bring(self, piece: Piece, slot: int, staging: mmap) -> None:
         """One read, and what follows it."""

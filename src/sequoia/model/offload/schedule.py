@@ -47,17 +47,19 @@ class Schedule:
 
     def __init__(self, link: Link, layers: int) -> None:
         self._link, self._layers = link, layers
-        self._free: deque[int] = deque()
+        self._free = deque(range(link.slots))
         self._filling: deque[tuple[int, int]] = deque()  # layer and slot, in the order they were begun
         self._taken: int | None = None
         self._next = 0
-        self._restart()
 
     def start_pass(self) -> None:
         """To be called before a pass; after one that was left off the ring begins anew."""
-        if self._taken is not None or not self._filling or self._filling[0][0] != 0 or not self._is_whole():
+        first = self._filling[0][0] if self._filling else self._next
+        if self._taken is not None or first != 0 or not self._is_whole():
             self._link.cancel()
-            self._restart()
+            self._free = deque(range(self._link.slots))
+            self._filling.clear()
+            self._taken, self._next = None, 0
         self._fill()
 
     def take(self) -> int:
@@ -87,11 +89,6 @@ class Schedule:
             self._link.begin(self._next, slot)
             self._filling.append((self._next, slot))
             self._next = (self._next + 1) % self._layers
-
-    def _restart(self) -> None:
-        self._free = deque(range(self._link.slots))
-        self._filling.clear()
-        self._taken, self._next = None, 0
 
     def _is_whole(self) -> bool:
         """Whether no slot was lost to an interruption."""
