@@ -290,7 +290,7 @@ def load(
     chosen = verifier_for(verifier, resolved)
     request = OffloadRequest.of(offload, memory_budget, context)
     model = proved(load_model(target, dtype=dtype, device=device, notice=notice, offload=request))
-    alone = used_memory() if model.loaded.hollow else 0
+    alone = used_memory(model.device) if model.loaded.hollow else 0
     proposer = _draft(draft, model, draft_numbers(draft, draft_dtype, dtype, model.device), notice)
     if model.loaded.hollow is not None:
         fill(model, models_of(model, proposer)[1:], request, alone, resolved.size)

@@ -26,9 +26,10 @@ from sequoia.model.lean.decoder import Layer, LeanDecoder
 from sequoia.model.lean.linear import can_pack, pack_modules, quantise_modules
 from sequoia.model.lean.recipes import recipe_of
 from sequoia.model.loading import LoadedModel
-from sequoia.model.offload.attach import attach_disk
+from sequoia.model.offload.attach import attach
 from sequoia.model.offload.budget import MemoryPlan
 from sequoia.model.offload.disk import DiskLink
+from sequoia.model.offload.gpu import CopyLink
 from sequoia.model.offload.hollow import not_streamable
 from sequoia.model.offload.request import show_bytes
 
@@ -63,8 +64,8 @@ class CausalLM:
         self._decoder = LeanDecoder(recipe, loaded.dtype, loaded.device) if recipe else None
         self._taken_apart = False
         self._compiling: Thread | None = None
-        self.link: DiskLink | None = None
-        """What reads streamed layers; None where there are none."""
+        self.link: DiskLink | CopyLink | None = None
+        """What brings streamed layers; None where there are none."""
         self.memory: MemoryPlan | None = None
         """How it is divided; None where that was not planned."""
         self.pass_rows = PASS_ROWS
@@ -121,15 +122,15 @@ class CausalLM:
         assert self._decoder is not None
         assert self.loaded.hollow is not None
         self.memory, self.pass_rows = memory, memory.prompt_rows
-        self.link = attach_disk(
-            self._decoder, self.loaded.hollow, self.loaded.dtype, memory.resident_layers, memory.slots
-        )
+        self.link = attach(self._decoder, self.loaded.hollow, self.loaded.dtype, memory.resident_layers, memory.slots)
         self._taken_apart = True
 
     @property
     def offload(self) -> str:
         """Where weights are streamed from and within which budget; "off" where all are in memory."""
-        return "off" if self.memory is None else f"disk within {show_bytes(self.memory.budget)}"
+        if self.memory is None:
+            return "off"
+        return f"{'disk' if self.device.type == 'cpu' else 'host'} within {show_bytes(self.memory.budget)}"
 
     def reserve(self, slots: int) -> None:
         """New caches have room for so many from now on, and do not move as they grow."""

@@ -133,7 +133,7 @@ def _hollow(
         return None
     try:
         offload.check(numbers, device)
-        loaded = load_hollow(*found, numbers.dtype)
+        loaded = load_hollow(*found, numbers.dtype, device)
     except (ModelError, UsageError):
         if offload.must_stream or offload.budget is not None:
             raise
@@ -323,8 +323,10 @@ def _load(
     return _ready(model, _load_tokenizer(where, name, local_files_only) if has_tokenizer else None, name)
 
 
-def load_hollow(folder: Path, name: str, dtype: torch.dtype, read: Read = os.preadv) -> LoadedModel:
-    """A model of a folder without its layers' matrices, on the CPU.
+def load_hollow(
+    folder: Path, name: str, dtype: torch.dtype, device: torch.device, read: Read = os.preadv
+) -> LoadedModel:
+    """A model of a folder without its layers' matrices.
 
     Args:
         read: see `WeightFile`.
@@ -338,12 +340,12 @@ def load_hollow(folder: Path, name: str, dtype: torch.dtype, read: Read = os.pre
     if family not in FAMILIES:
         raise not_streamable(name, family)
     with quiet():
-        hollow = hollow_model(config, dtype, folder, read)
+        hollow = hollow_model(config, dtype, device, folder, read)
         if (folder / "generation_config.json").is_file():
             hollow.model.generation_config = GenerationConfig.from_pretrained(str(folder))
         tokenizer = _load_tokenizer(str(folder), name, True) if _has_tokenizer(folder) else None
         loaded = _ready(hollow.model, tokenizer, name)
-    again = partial(load_model, folder, dtype=dtype, device="cpu")
+    again = partial(load_model, folder, dtype=dtype, device=device)
     return replace(loaded, load_again=again, numbers=Numbers(dtype), hollow=hollow)
 
 

@@ -13,7 +13,7 @@ from sequoia.draft.ngram_draft import NgramDraft
 from sequoia.engine import Engine
 from sequoia.model.causal_lm import CausalLM
 from sequoia.model.loading import load_hollow, load_model
-from sequoia.model.offload.attach import attach_disk
+from sequoia.model.offload.attach import attach
 from sequoia.model.offload.files import Read
 from sequoia.model.probe import proved
 from sequoia.speculate.verify import VERIFIERS
@@ -31,10 +31,10 @@ def saved(model: Any, folder: Path, dtype: torch.dtype, shard: str = "12KB") -> 
 def streamed(
     folder: Path, dtype: torch.dtype, resident: Collection[int] = (), slots: int = 2, read: Read = os.preadv
 ) -> CausalLM:
-    model = proved(load_hollow(folder, folder.name, dtype, read))
+    model = proved(load_hollow(folder, folder.name, dtype, torch.device("cpu"), read))
     assert model._decoder is not None
     assert model.loaded.hollow is not None
-    model.link = attach_disk(model._decoder, model.loaded.hollow, dtype, resident, slots)
+    model.link = attach(model._decoder, model.loaded.hollow, dtype, resident, slots)
     return model
 
 

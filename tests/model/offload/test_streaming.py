@@ -91,11 +91,11 @@ def test_each_layer_is_read_once_a_pass(tmp_path: Path) -> None:
     link, cache = model.link, model.new_cache()
     assert link is not None
     model.forward(torch.tensor(PROMPT), cache)
-    first = link.bytes_read
+    first = link.bytes_moved
     model.forward(torch.tensor([3]), cache)
     matrices = [weight for name, weight in tiny("llama", FOUR["llama"]).named_parameters() if "layers.1." in name]
     least = 3 * sum(2 * weight.numel() for weight in matrices if weight.dim() == 2)
-    assert least <= link.bytes_read - first < 1.5 * least + 3 * 8 * 4096  # whole blocks, and little more
+    assert least <= link.bytes_moved - first < 1.5 * least + 3 * 8 * 4096  # whole blocks, and little more
 
 
 def test_a_file_whose_numbers_lie_at_odd_bytes(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_missing_tensors_are_told(tmp_path: Path) -> None:
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes().replace(b"layers.1.mlp.up_proj", b"layers.1.mlp.no_proj", 1))
     with pytest.raises(FileError, match=r"lack 1 tensors of the model, first 'model.layers.1.mlp.up_proj.weight'"):
-        load_hollow(folder, "tiny", torch.float32)
+        load_hollow(folder, "tiny", torch.float32, torch.device("cpu"))
 
 
 def test_other_families_are_refused_with_those_that_can(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_other_families_are_refused_with_those_that_can(tmp_path: Path) -> None:
     )
     GPTNeoXForCausalLM(config).save_pretrained(tmp_path)
     with pytest.raises(ModelError, match=r"neox \(gpt_neox\) cannot be streamed; .*gpt2, llama"):
-        load_hollow(tmp_path, "neox", torch.float32)
+        load_hollow(tmp_path, "neox", torch.float32, torch.device("cpu"))
 
 
 def test_a_forgotten_model_leaves_no_thread_and_no_descriptor(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ class DiskLink:
         self._buffers = [aligned_buffer(size) for _ in range(slots)]
         self.ring = [as_tensor(buffer) for buffer in self._buffers]
         """The slots' bytes."""
-        self.bytes_read = 0
+        self.bytes_moved = 0
         """Of the layers begun so far."""
         self._by_path, self._layouts = {file.path: file for file in files}, layouts
         self._views = [memoryview(buffer) for buffer in self._buffers]
@@ -90,7 +90,7 @@ class DiskLink:
             raise FileError("the model's files are closed. Load the model again.")
         layout = self._layouts[layer]
         fill = self._fills[slot] = Fill(len(layout.pieces))
-        self.bytes_read += layout.read_bytes
+        self.bytes_moved += layout.read_bytes
         for piece in layout.pieces:
             self._jobs.put((fill, piece, slot))
 

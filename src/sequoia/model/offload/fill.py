@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 from collections.abc import Sequence
 
+import torch
+
 from sequoia.model.causal_lm import CausalLM
 from sequoia.model.offload.attach import layer_layouts
 from sequoia.model.offload.budget import Needs, plan_memory
@@ -17,9 +19,13 @@ _AT_WORK = 40 << 20  # bytes that requests were seen to take beside what is coun
 _DRAW_BYTES = 20  # for each row of a draft's level and token: its logits and distribution, and the sums it is drawn by
 
 
-def used_memory() -> int:
-    """Bytes of this process in memory, without what is only kept for later."""
+def used_memory(device: torch.device) -> int:
+    """Bytes that this process has in fast memory, without what is only kept for later; on a GPU, all that is taken."""
     gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        free, total = torch.cuda.mem_get_info(device)
+        return total - free
     return_freed_memory()
     return resident_bytes()
 
@@ -37,7 +43,7 @@ def fill(model: CausalLM, drafts: Sequence[CausalLM], request: OffloadRequest, a
         UsageError: the budget cannot work.
         FileError: a layer cannot be read.
     """
-    used = used_memory()
+    used = used_memory(model.device)
     needs = _needs(model, drafts, alone, used, max(tree_rows, TREE_ROWS))
     budget = request.budget
     if budget is None:
@@ -61,6 +67,7 @@ def _needs(model: CausalLM, drafts: Sequence[CausalLM], alone: int, used: int, t
     ends = sum(
         tensor.numel() * tensor.element_size() for tensor in model.loaded.model.parameters() if not tensor.is_meta
     )
+    on_cpu = model.device.type == "cpu"
     drawn = _DRAW_BYTES * model.vocab_size if drafts else 0
     return Needs(
         libraries=(alone if drafts else used) - ends,
@@ -71,7 +78,7 @@ def _needs(model: CausalLM, drafts: Sequence[CausalLM], alone: int, used: int, t
         row=model.row_bytes(context),
         layer=max(sum(matrix.bytes for matrix in layout.matrices) for layout in layouts),
         layers=len(layouts),
-        read=max(layout.read_bytes for layout in layouts),
+        read=max(layout.read_bytes if on_cpu else layout.size for layout in layouts),
         slot=max(layout.size for layout in layouts),
-        buffers=THREADS * STAGING if any(piece.copy for layout in layouts for piece in layout.pieces) else 0,
+        buffers=THREADS * STAGING if on_cpu and any(piece.copy for each in layouts for piece in each.pieces) else 0,
     )

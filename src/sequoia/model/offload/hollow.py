@@ -33,6 +33,7 @@ class Hollow:
     model: Any
     source: WeightSource
     matrices: Sequence[Sequence[str]]  # by layer
+    device: torch.device
 
     def fill(self, layer: int) -> None:
         """Read a layer's matrices for keeps.
@@ -40,10 +41,10 @@ class Hollow:
         Raises:
             FileError: one cannot be read.
         """
-        _give(self.model, {name: name for name in self.matrices[layer]}, self.source)
+        _give(self.model, {name: name for name in self.matrices[layer]}, self.source, self.device)
 
 
-def hollow_model(config: Any, dtype: torch.dtype, folder: Path, read: Read = os.preadv) -> Hollow:
+def hollow_model(config: Any, dtype: torch.dtype, device: torch.device, folder: Path, read: Read = os.preadv) -> Hollow:
     """The model of a folder without its layers' matrices.
 
     Args:
@@ -52,15 +53,15 @@ def hollow_model(config: Any, dtype: torch.dtype, folder: Path, read: Read = os.
     Raises:
         FileError: the files lack a tensor, or it cannot be read.
     """
-    model = _empty(config, dtype)
+    model = _empty(config, dtype, device)
     matrices = _matrices(model)
     source = WeightSource(folder, model.base_model_prefix, read)
     source.places(name for layer in matrices for name in layer)
     within = {name for layer in matrices for name in layer}
     names = [name for name, _ in model.named_parameters() if name not in within]
-    _give(model, {name: name for name in names}, source)
+    _give(model, {name: name for name in names}, source, device)
     model.tie_weights()
-    return Hollow(model, source, matrices)
+    return Hollow(model, source, matrices, device)
 
 
 def not_streamable(name: str, family: str) -> ModelError:
@@ -82,13 +83,14 @@ def sample_model(hollow: Hollow, dtype: torch.dtype) -> Any:
     config.num_hidden_layers = len(layers)
     if getattr(config, "layer_types", None):
         config.layer_types = [config.layer_types[layer] for layer in layers]
-    model = _empty(config, dtype)
+    model = _empty(config, dtype, hollow.device)
     whole, own = _layer_lists(hollow.model), _layer_lists(model)
     names = {name: name for name, _ in model.named_parameters()}
     for number, layer in enumerate(layers):
         names |= {name: name.replace(own[number], whole[layer], 1) for name in names if name.startswith(own[number])}
     shared = dict(hollow.model.named_parameters())
-    _give(model, {name: there for name, there in names.items() if shared[there].is_meta}, hollow.source)
+    absent = {name: there for name, there in names.items() if shared[there].is_meta}
+    _give(model, absent, hollow.source, hollow.device)
     _take(model, {name: shared[there].data for name, there in names.items() if not shared[there].is_meta})
     model.tie_weights()
     return model
@@ -102,18 +104,21 @@ def _sampled(config: Any) -> list[int]:
     return sorted([*first, *others[: max(0, _FEWEST_LAYERS - len(first))]])
 
 
-def _empty(config: Any, dtype: torch.dtype) -> Any:
+def _empty(config: Any, dtype: torch.dtype, device: torch.device) -> Any:
     causal_lm: Any = AutoModelForCausalLM
     with init_empty_weights(include_buffers=False):
         model = causal_lm.from_config(config, dtype=dtype)
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, buffer.to(device))
     model.tie_weights()  # so that a weight that is two modules' has one name
     return model.eval()
 
 
-def _give(model: Any, names: Mapping[str, str], source: WeightSource) -> None:
+def _give(model: Any, names: Mapping[str, str], source: WeightSource, device: torch.device) -> None:
     """Read parameters; `names` are the model's, and the source's for each."""
     for name, there in names.items():
-        _take(model, {name: source.tensor(there, model.dtype)})
+        _take(model, {name: source.tensor(there, model.dtype).to(device)})
 
 
 def _take(model: Any, tensors: Mapping[str, torch.Tensor]) -> None:
