@@ -84,6 +84,7 @@ class HeadModel:
         )
         self._decoder = LeanDecoder(recipe, numbers.dtype, target.device)
         self._compiling: Thread | None = None
+        self._reserved = 0
         self._settle()
 
     def _settle(self) -> None:
@@ -104,7 +105,18 @@ class HeadModel:
         return f"one layer over the target's features, {self.loaded.weights}"
 
     def new_cache(self) -> LeanCache:
-        return self._decoder.new_cache()
+        return self._decoder.new_cache(capacity=self._reserved)
+
+    @property
+    def slot_bytes(self) -> int:
+        """Of what is kept of each token: keys and values here, and the features in the target's cache."""
+        heads, target = self._config.heads, self._target
+        features = len(self.taps) * self._config.hidden_size * target.loaded.dtype.itemsize
+        return 2 * heads.keys * heads.size * self._numbers.dtype.itemsize + features
+
+    def reserve(self, slots: int) -> None:
+        """See `CausalLM.reserve`."""
+        self._reserved = slots
 
     @torch.inference_mode()
     def fused(self, features: Tensor) -> Tensor:

@@ -104,6 +104,19 @@ class Linear:
         weights = [_weight(module) for module in self._modules]
         return weights[0] if len(weights) == 1 else torch.cat(weights)
 
+    @property
+    def modules(self) -> tuple[nn.Module, ...]:
+        """Where its weights come from, before it is settled."""
+        return self._modules
+
+    def bind(self, weight: Tensor) -> None:
+        """Calculate with a weight that lies elsewhere, where another may come in its place between passes.
+
+        Args:
+            weight: the modules' own, one below the other.
+        """
+        self._weight = _upright(self._modules[0], weight)
+
     def settle(self, packed: bool, release: bool) -> None:
         """One matrix from now on.
 
@@ -219,7 +232,11 @@ def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
 
 def _weight(module: Any) -> Tensor:
     """[out, in]"""
-    weight: Tensor = module.weight.data
+    return _upright(module, module.weight.data)
+
+
+def _upright(module: nn.Module, weight: Tensor) -> Tensor:
+    """A module's weight as [out, in]."""
     return weight.T if type(module).__name__ == "Conv1D" else weight
 
 
