@@ -20,7 +20,7 @@ from sequoia.model.causal_lm import CausalLM
 from sequoia.model.gguf_cache import cache_folder
 from sequoia.model.loading import load_model, shared_token_count
 from sequoia.model.offload.budget import MemoryPlan
-from sequoia.model.offload.fill import fill, used_memory
+from sequoia.model.offload.fill import fill, unmap, used_memory
 from sequoia.model.offload.request import OffloadRequest
 from sequoia.model.placement import Numbers
 from sequoia.model.probe import proved
@@ -330,6 +330,8 @@ def _draft(
     if head is not None:
         return load_head(head, target, Numbers(target.loaded.dtype) if dtype == "auto" else dtype)
     loaded = load_model(draft, dtype=dtype, device=target.device, notice=notice)
+    if target.loaded.hollow is not None and loaded.load_again is not None:
+        unmap(loaded)
     return ModelDraft(proved(loaded), shared_token_count(target.loaded, loaded))
 
 

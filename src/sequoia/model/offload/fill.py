@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 
 from sequoia.model.causal_lm import CausalLM
+from sequoia.model.loaded import LoadedModel
 from sequoia.model.offload.attach import layer_layouts
 from sequoia.model.offload.budget import Needs, plan_memory
 from sequoia.model.offload.disk import STAGING, THREADS
@@ -40,6 +41,13 @@ def used_memory(device: torch.device) -> int:
         return total - free
     return_freed_memory()
     return resident_bytes()
+
+
+@torch.no_grad()
+def unmap(loaded: LoadedModel) -> None:
+    """Copy weights that are pages of their file: while one of them is needed, all that were read count as memory."""
+    for parameter in loaded.model.parameters():
+        parameter.data = parameter.data.clone()
 
 
 def fill(model: CausalLM, drafts: Sequence[Beside], request: OffloadRequest, alone: int, tree_rows: int) -> None:
