@@ -19,6 +19,9 @@ from sequoia.errors import UsageError
 from sequoia.model.causal_lm import CausalLM
 from sequoia.model.gguf_cache import cache_folder
 from sequoia.model.loaded import shared_token_count
+from sequoia.model.offload.budget import MemoryPlan
+from sequoia.model.offload.fill import fill, used_memory
+from sequoia.model.offload.request import OffloadRequest
 from sequoia.model.placement import Numbers
 from sequoia.model.ready import ready_model
 from sequoia.params import SamplingParams
@@ -121,6 +124,11 @@ class Engine:
     def pair(self) -> dict[str, Any]:
         """What runs and how, as plan files name it."""
         return pair_of(self.target, self.draft)
+
+    @property
+    def memory(self) -> MemoryPlan | None:
+        """How fast memory is divided; None where the weights are not streamed."""
+        return self.target.memory
 
     def wait_until_compiled(self) -> None:
         """Wait for what `load` was asked to compile, if anything."""
@@ -244,6 +252,9 @@ def load(
     guard: bool = True,
     adapt: bool = False,
     compile: bool = False,
+    offload: str = "auto",
+    memory_budget: str | int | None = None,
+    context: int | None = None,
     notice: Callable[[str], None] | None = None,
 ) -> Engine:
     """Load models and check that speculation with them is exact.
@@ -272,6 +283,12 @@ def load(
         compile: have the small operations of passes compiled on a CPU, which needs a C++ compiler. That takes a minute
             once for each size of model and a few seconds later, in the background: passes run as they are until then,
             and where it fails. `Engine.wait_until_compiled` waits.
+        offload: where the target's weights lie that do not fit: "disk", from where a CPU streams them in each pass;
+            "host", which streams them to a GPU; or "off". "auto" is off where they fit the budget or the free memory.
+        memory_budget: all the fast memory there is, such as "2GiB" or a number of bytes: on a CPU the process's own,
+            libraries included. `Engine.memory` says how it is divided. None for what is free.
+        context: most tokens of a prompt and its answer, which caches are planned for when weights are streamed; by
+            default the model's own, and no more than 4096 when they are.
         notice: called with a line of text before something slow, and where nothing can be compiled.
 
     Raises:
@@ -282,12 +299,16 @@ def load(
     """
     choice = PlanChoice.of(plan, tree, profile, guard, adapt)
     verifier_for(verifier, named_tree(tree, profile, draft))  # what cannot be is refused before anything is loaded
-    model = ready_model(target, dtype=dtype, device=device, notice=notice)
+    request = OffloadRequest.of(offload, memory_budget, context)
+    model = ready_model(target, dtype=dtype, device=device, notice=notice, offload=request)
+    alone = used_memory(model.device) if model.loaded.hollow else 0
     if isinstance(draft, str) and draft == AUTO:
         draft = shipped_head(model) or "ngram"
     resolved = named_tree(tree, profile, draft)
     chosen = verifier_for(verifier, resolved)
     proposer = _draft(draft, model, draft_numbers(draft, draft_dtype, dtype, model.device), notice)
+    if model.loaded.hollow is not None:
+        fill(model, models_of(model, proposer)[1:], request, alone, resolved.size)
     if compile:
         for own in models_of(model, proposer):
             own.compile(cache_folder("kernels"), notice or (lambda text: None))
@@ -308,7 +329,8 @@ def _draft(
     head = head_folder(draft)
     if head is not None:
         return load_any_head(head, target, Numbers(target.loaded.dtype) if dtype == "auto" else dtype)
-    model = ready_model(draft, dtype=dtype, device=target.device, notice=notice)
+    hollow = target.loaded.hollow is not None
+    model = ready_model(draft, dtype=dtype, device=target.device, notice=notice, mapped=not hollow)
     return ModelDraft(model, shared_token_count(target.loaded, model.loaded))
 
 

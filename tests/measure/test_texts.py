@@ -164,3 +164,9 @@ def test_batches_keep_the_order_and_the_bounds(monkeypatch: pytest.MonkeyPatch) 
     assert [ask for part in parts for ask in part] == asks
     # A prompt takes its slots once: 10 + 3 · 10, then 10 + 10 more; one that is too long stands alone.
     assert [len(part) for part in parts] == [4, 2, 1, 1, 1]
+
+
+def test_texts_share_no_more_slots_than_memory_is_planned_for() -> None:
+    asks = [Ask((prompt, prompt)) for prompt in range(5)]
+    assert [len(batch) for batch in batches(asks, tokens=10, slots=25)] == [2, 2, 1]
+    assert [len(batch) for batch in batches(asks, tokens=10, slots=5)] == [1] * 5

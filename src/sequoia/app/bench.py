@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from sequoia.app import options
 from sequoia.app.failure import INTERRUPTED
 from sequoia.app.lists import numbers
 from sequoia.app.output import console, note, write_out
+from sequoia.app.report import memory_line
 from sequoia.app.waiting import waiting
 from sequoia.errors import UsageError
 
@@ -49,6 +51,9 @@ def bench(
     device: options.Device = "auto",
     threads: options.Threads = None,
     compile: options.Compile = False,
+    offload: options.Offload = "auto",
+    memory_budget: options.MemoryBudget = None,
+    most_context: options.Context = None,
     temperature: options.Temperatures = "0",
     top_p: options.TopPs = "1",
     max_tokens: options.BenchMaxTokens = None,
@@ -82,7 +87,21 @@ def bench(
         from sequoia.model.threads import set_threads
 
         set_threads(threads)
-        engine = load(target, draft, dtype=dtype, device=device, draft_dtype=draft_dtype, compile=compile, notice=tell)
+        engine = load(
+            target,
+            draft,
+            dtype=dtype,
+            device=device,
+            draft_dtype=draft_dtype,
+            compile=compile,
+            offload=offload,
+            memory_budget=memory_budget,
+            context=most_context,
+            notice=tell,
+        )
+        if engine.memory is not None:
+            note(memory_line(engine.memory), "dim")
+            job = job if methods else replace(job, methods=tuple(name for name in names if _runs_streamed(name)))
         if compile:
             engine.wait_until_compiled()  # or some methods would be measured without, and some with
     # What methods print is no part of the report.
@@ -123,6 +142,11 @@ def _require_no_options(context: typer.Context) -> None:
             raise UsageError(
                 f"{option.opts[0]} before {command} is for comparing. Put the options of {command} after it."
             )
+
+
+def _runs_streamed(method: str) -> bool:
+    """transformers' own ways to generate need the whole model."""
+    return not method.startswith("transformers")
 
 
 def _names(given: Sequence[str] | None) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ import typer
 from sequoia.app import options
 from sequoia.app.failure import INTERRUPTED
 from sequoia.app.output import note, write_out
-from sequoia.app.report import Answer, closing_line, heading, print_json, print_stats
+from sequoia.app.report import Answer, closing_line, heading, memory_line, print_json, print_stats
 from sequoia.app.waiting import uncollected, waiting
 from sequoia.errors import UsageError
 from sequoia.params import SamplingParams
@@ -37,6 +37,9 @@ def generate(
     device: options.Device = "auto",
     threads: options.Threads = None,
     compile: options.Compile = False,
+    offload: options.Offload = "auto",
+    memory_budget: options.MemoryBudget = None,
+    context: options.Context = None,
     tree: options.Tree = "auto",
     plan: options.Plan = None,
     no_guard: options.NoGuard = False,
@@ -97,6 +100,9 @@ def generate(
             plan=plan,
             guard=not no_guard,
             compile=compile,
+            offload=offload,
+            memory_budget=memory_budget,
+            context=context,
             notice=tell,
         )
     token_ids = _encoded(engine, text, system, raw)
@@ -105,6 +111,8 @@ def generate(
     _tell_idle(params, tree, draft, verifier)
     _tell_plan(engine, params, no_guard)
     note(heading(engine, params), "dim")
+    if engine.memory is not None:
+        note(memory_line(engine.memory), "dim")
     answer = _answer(chunks, with_logprobs=logprobs is not None, show=not as_json)
     if as_json:
         print_json(answer, engine, params, len(token_ids))

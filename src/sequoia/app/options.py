@@ -74,6 +74,34 @@ Compile = Annotated[
         "--compile", help="Faster passes on a CPU with a C++ compiler, once compiled.", rich_help_panel=_MODELS
     ),
 ]
+Offload = Annotated[
+    str,
+    typer.Option(
+        help="Where the target's weights lie that do not fit into memory: disk, host (for a GPU) or off; auto is off "
+        "where they fit.",
+        metavar="auto|disk|host|off",
+        rich_help_panel=_MODELS,
+    ),
+]
+MemoryBudget = Annotated[
+    str | None,
+    typer.Option(
+        help="All the fast memory there is, such as 2GiB; with it layers are streamed that do not fit.",
+        show_default="what is free",
+        metavar="SIZE",
+        rich_help_panel=_MODELS,
+    ),
+]
+Context = Annotated[
+    int | None,
+    typer.Option(
+        "--context",
+        min=1,
+        help="Most tokens of prompt and answer, which memory is planned for.",
+        show_default="the model's; 4096 when streamed",
+        rich_help_panel=_MODELS,
+    ),
+]
 
 Tree = Annotated[
     str,

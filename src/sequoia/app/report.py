@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from sequoia.engine import Chunk, Engine
+    from sequoia.model.offload.budget import MemoryPlan
     from sequoia.params import SamplingParams
     from sequoia.speculate.session import TokenLogprobs
     from sequoia.speculate.stats import Stats
@@ -54,6 +55,26 @@ def heading(engine: Engine, params: SamplingParams) -> str:
         parts.append(f"verifier {engine.verifier.name}")
     line = _GAP.join(parts)
     return line if not sys.stderr.isatty() or len(line) <= console().width else "\n".join(parts)
+
+
+def memory_line(memory: MemoryPlan) -> str:
+    """How fast memory is divided, and what is read in each pass."""
+    parts = {
+        "libraries": memory.libraries,
+        "embedding and head": memory.ends,
+        "draft": memory.draft,
+        "caches": memory.caches,
+        "rows": memory.rows,
+        f"{memory.resident} of {memory.layers} layers": memory.kept,
+        f"ring of {memory.slots}": memory.ring,
+    }
+    spent = " · ".join(f"{name} {_mebibytes(count)}" for name, count in parts.items() if count)
+    read = f"; {_mebibytes(memory.read)} MiB are read in each pass" if memory.streamed else ""
+    return f"memory {_mebibytes(memory.total)} of {_mebibytes(memory.budget)} MiB: {spent}{read}"
+
+
+def _mebibytes(count: int) -> str:
+    return f"{count / 2**20:,.0f}"
 
 
 def closing_line(answer: Answer, engine: Engine, params: SamplingParams) -> str:

@@ -16,6 +16,7 @@ from sequoia.app import options
 from sequoia.app.failure import INTERRUPTED
 from sequoia.app.lists import integers, numbers
 from sequoia.app.output import console, note, print_out, write_out
+from sequoia.app.report import memory_line
 from sequoia.app.waiting import waiting
 from sequoia.errors import FileError, UsageError
 from sequoia.params import SamplingParams
@@ -44,6 +45,9 @@ def tune(
     device: options.Device = "auto",
     threads: options.Threads = None,
     compile: options.Compile = False,
+    offload: options.Offload = "auto",
+    memory_budget: options.MemoryBudget = None,
+    context: options.Context = None,
     prompts: options.TunePrompts = None,
     count: options.TunePromptCount = 200,
     samples: options.Samples = 200,
@@ -113,6 +117,9 @@ def tune(
             device=device,
             draft_dtype=draft_dtype,
             compile=compile,
+            offload=offload,
+            memory_budget=memory_budget,
+            context=context,
             notice=tell_loading,
         )
         engine.wait_until_compiled()  # what is timed is what will run
@@ -147,6 +154,8 @@ def _tell_pair(engine: Engine) -> None:
     from sequoia.measure.tune_wording import subject
 
     note(subject(engine.pair), "dim")
+    if engine.memory is not None:
+        note(memory_line(engine.memory), "dim")
 
 
 def _save(file: PlanFile, out: Path | None, report: Path | None) -> Path:

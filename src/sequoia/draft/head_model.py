@@ -65,6 +65,7 @@ class HeadModel(LayerRunner):
         self._head = linear(weights, "lm_head") if "lm_head.weight" in weights else None
         self._rotary = RotaryTable(config.rope, self._dtype, target.device)
         self._compiling: Thread | None = None
+        self._reserved = 0
         self._settle()
 
     @property
@@ -87,7 +88,18 @@ class HeadModel(LayerRunner):
         return f"one layer over the target's features, {self.loaded.weights}"
 
     def new_cache(self) -> LeanCache:
-        return LeanCache(1, self.heads.keys, self.heads.size, self._numbers.dtype, self.device)
+        return LeanCache(1, self.heads.keys, self.heads.size, self._numbers.dtype, self.device, capacity=self._reserved)
+
+    @property
+    def slot_bytes(self) -> int:
+        """Of what is kept of each token: keys and values here, and the features in the target's cache."""
+        heads, target = self.heads, self._target
+        features = len(self.taps) * self._size * target.loaded.dtype.itemsize
+        return 2 * heads.keys * heads.size * self._numbers.dtype.itemsize + features
+
+    def reserve(self, slots: int) -> None:
+        """See `CausalLM.reserve`."""
+        self._reserved = slots
 
     @torch.inference_mode()
     def fused(self, features: Tensor) -> Tensor:

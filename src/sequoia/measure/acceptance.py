@@ -95,7 +95,7 @@ def _measured(
 ) -> Iterator[tuple[Ask, TextRates]]:
     """Each text with its rates, in order: from the store, or measured and put there."""
     known = kept.texts()
-    for batch in batches(asks, judge.params.max_tokens):
+    for batch in batches(asks, judge.params.max_tokens, slots=_slots(judge.target)):
         missing = [ask for ask in batch if ask not in known]
         for text in write_texts(judge.target, judge.params, missing, eos_ids):
             kept.add(text)
@@ -107,6 +107,11 @@ def _measured(
                 kept.add_rates(text, rates)
                 found[text.ask] = rates
             yield from ((ask, rates) for ask, rates in found.items() if rates is not None)
+
+
+def _slots(target: LanguageModel) -> int | None:
+    """Of one cache, where memory is planned."""
+    return target.context_length if isinstance(target, CausalLM) and target.memory is not None else None
 
 
 def _eos_ids(target: LanguageModel) -> frozenset[int]:

@@ -59,17 +59,21 @@ def plan_asks(prompts: Sequence[Sequence[int]], samples: int, temperature: float
     return [Ask(prompt, repeat) for prompt, share in zip(distinct, shares, strict=True) for repeat in range(share)]
 
 
-def batches(asks: Sequence[Ask], tokens: int, together: int = _TOGETHER) -> Iterator[list[Ask]]:
-    """Runs of asks to be written at once, bounded by their number and by the slots that they take."""
+def batches(
+    asks: Sequence[Ask], tokens: int, together: int = _TOGETHER, slots: int | None = None
+) -> Iterator[list[Ask]]:
+    """Runs of asks to be written at once, bounded by their number and by the slots that they take; `slots` are those
+    that memory is planned for, where it is."""
+    most = _SLOTS if slots is None else min(slots, _SLOTS)
     batch: list[Ask] = []
-    slots = 0
+    taken = 0
     for ask in asks:
         own = tokens if batch and batch[-1].prompt == ask.prompt else tokens + len(ask.prompt)
-        if batch and (len(batch) == together or slots + own > _SLOTS):
+        if batch and (len(batch) == together or taken + own > most):
             yield batch
-            batch, slots, own = [], 0, tokens + len(ask.prompt)
+            batch, taken, own = [], 0, tokens + len(ask.prompt)
         batch.append(ask)
-        slots += own
+        taken += own
     if batch:
         yield batch
 

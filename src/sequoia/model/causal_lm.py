@@ -21,7 +21,7 @@ from torch.nn import functional
 
 from sequoia.errors import ModelError
 from sequoia.model.features import Features, listening
-from sequoia.model.language_model import Block
+from sequoia.model.language_model import PASS_ROWS, Block
 from sequoia.model.lean.cache import LeanCache
 from sequoia.model.lean.compiled import compile_later
 from sequoia.model.lean.decoder import LeanDecoder, Recipe
@@ -30,6 +30,12 @@ from sequoia.model.lean.linear import PackedModule, can_pack, pack_modules, quan
 from sequoia.model.lean.recipes import recipe_of
 from sequoia.model.lean.side_by_side import SideBySide
 from sequoia.model.loaded import LoadedModel
+from sequoia.model.offload.attach import attach
+from sequoia.model.offload.budget import MemoryPlan
+from sequoia.model.offload.disk import DiskLink
+from sequoia.model.offload.gpu import CopyLink
+from sequoia.model.offload.hollow import not_streamable
+from sequoia.model.offload.request import show_bytes
 
 if TYPE_CHECKING:
     from sequoia.model.kv_cache import KVCache
@@ -56,9 +62,18 @@ class CausalLM:
         self._config = loaded.model.config.get_text_config()
         self.layer_types = _layer_types(loaded)
         recipe = recipe_of(loaded.model) if lean and recipe is None else recipe
+        if recipe is None and loaded.hollow is not None:
+            raise not_streamable(loaded.name, self._config.model_type)
         self._decoder = LeanDecoder(recipe, loaded.dtype, loaded.device) if recipe else None
         self._taken_apart = False
         self._compiling: Thread | None = None
+        self.link: DiskLink | CopyLink | None = None
+        """What brings streamed layers; None where there are none."""
+        self.memory: MemoryPlan | None = None
+        """How it is divided; None where that was not planned."""
+        self.pass_rows = PASS_ROWS
+        """See `LanguageModel.pass_rows`."""
+        self._reserved = 0
         self.on_pass: list[Callable[[int], None]] = []
         """Called after each pass with its number of rows."""
 
@@ -92,6 +107,8 @@ class CausalLM:
         """Which code runs a pass, for people."""
         loaded = self.loaded
         packed = not loaded.int8 and loaded.load_again is not None and can_pack(loaded.dtype, self.device)
+        if self.memory is not None:
+            return f"lean decoder, {loaded.weights}, {self.memory.streamed} of {self.memory.layers} layers streamed"
         if self.is_lean:
             return f"lean decoder, {'packed ' if packed else ''}{loaded.weights}"
         form = "int8" if loaded.int8 else "packed" if packed else "plain"
@@ -113,6 +130,46 @@ class CausalLM:
             self._decoder.settle(packed, release)
         elif packed:
             pack_modules(self.loaded.model)
+
+    def stream(self, memory: MemoryPlan) -> None:
+        """Bring the layers of a hollow model to work: some for keeps, the others through a ring in each pass.
+
+        Raises:
+            FileError: a layer cannot be read.
+        """
+        assert self._decoder is not None
+        assert self.loaded.hollow is not None
+        self.memory, self.pass_rows = memory, memory.prompt_rows
+        self.link = attach(self._decoder, self.loaded.hollow, self.loaded.dtype, memory.resident_layers, memory.slots)
+        self._taken_apart = True
+
+    @property
+    def offload(self) -> str:
+        """Where weights are streamed from and within which budget; "off" where all are in memory."""
+        if self.memory is None:
+            return "off"
+        return f"{'disk' if self.device.type == 'cpu' else 'host'} within {show_bytes(self.memory.budget)}"
+
+    def reserve(self, slots: int) -> None:
+        """New caches have room for so many from now on, and do not move as they grow."""
+        self._reserved = slots
+
+    @property
+    def slot_bytes(self) -> int:
+        """Of a cache, for each token."""
+        config = self._config
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        return 2 * int(config.num_hidden_layers * heads * size) * self.loaded.dtype.itemsize
+
+    def row_bytes(self, context: int) -> int:
+        """What each row of a pass needs besides its logits, at a full context: masks, and the widest activations."""
+        config, width = self._config, self.loaded.dtype.itemsize
+        groups = 1 if self._decoder is None else self._decoder.queries_per_key
+        masks = context * len(self.layer_types) * (groups * width + 2)
+        hidden = int(config.hidden_size)
+        inner = getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None) or 4 * hidden
+        return masks + 4 * int(inner) * width + 6 * hidden * (width + 4)
 
     def compile(self, folder: Path, tell: Callable[[str], None]) -> None:
         """Have the small operations of passes compiled in the background, once settled; see `compile_later`."""
@@ -213,7 +270,7 @@ class CausalLM:
         """
         features = Features(taps, self.hidden_size, self.loaded.dtype, self.device) if taps else None
         if self._decoder is not None:
-            return self._decoder.new_cache(features)
+            return self._decoder.new_cache(features, self._reserved)
         from sequoia.model.kv_cache import KVCache  # and with it transformers' models
 
         return KVCache(features)
@@ -346,5 +403,5 @@ def _exact_context(loaded: LoadedModel) -> int | None:
     scaling = getattr(loaded.model.config.get_text_config(), "rope_parameters", None) or {}
     kinds = [scaling, *(value for value in scaling.values() if isinstance(value, dict))]
     ends = [int(kind["original_max_position_embeddings"]) for kind in kinds if kind.get("rope_type") == "longrope"]
-    limits = ends if loaded.context_length is None else [*ends, loaded.context_length]
-    return min(limits, default=None)
+    limits = [*ends, loaded.context_length, loaded.most_tokens]
+    return min((limit for limit in limits if limit is not None), default=None)

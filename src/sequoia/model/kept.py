@@ -30,7 +30,8 @@ from sequoia.model.gguf_cache import cache_folder
 from sequoia.model.lean.described import NotPlainError, Read, described, rebuilt
 from sequoia.model.loaded import LoadedModel
 from sequoia.model.outline import Config, Outline
-from sequoia.model.placement import Numbers, weight_files
+from sequoia.model.placement import Numbers
+from sequoia.model.tensor_files import tensor_places
 
 _PAGE = "sequoia"  # the metadata's key
 
@@ -115,14 +116,18 @@ class Page:
         except OSError as error:
             raise FileError(f"cannot write {self.path}: {error.strerror or error}.") from error
 
-    def model(self, entry: Entry, tokenizer: Any, load_again: Callable[[], LoadedModel]) -> CausalLM:
+    def model(
+        self, entry: Entry, tokenizer: Any, load_again: Callable[[], LoadedModel], most_tokens: int | None = None
+    ) -> CausalLM:
         """The model, whole and not settled yet.
 
         Raises:
             KeyError, TypeError, ValueError, SafetensorError: the page is damaged.
         """
         recipe = rebuilt(entry.content["recipe"], entry.tensors, cache(_reader(self.folder, self.numbers.dtype)))
-        loaded = LoadedModel(self._outline(entry), tokenizer, self.name, load_again, self.numbers)
+        loaded = LoadedModel(
+            self._outline(entry), tokenizer, self.name, load_again, self.numbers, most_tokens=most_tokens
+        )
         return CausalLM(loaded, recipe=recipe)
 
     def _outline(self, entry: Entry) -> Any:
@@ -139,6 +144,6 @@ def _facts(model: CausalLM) -> tuple[object, ...]:
 
 def _reader(folder: Path, dtype: torch.dtype) -> Read:
     """Reads tensors of a folder's files; those that have the format already stay mapped to the file."""
-    files: list[Any] = [safe_open(file, "pt") for file in weight_files(folder)]
-    homes = {name: file for file in files for name in file.keys()}  # noqa: SIM118
-    return lambda name: homes[name].get_tensor(name).to(dtype)
+    places = tensor_places(folder)
+    files: dict[Path, Any] = {file: safe_open(file, "pt") for file in {place.file for place in places.values()}}
+    return lambda name: files[places[name].file].get_tensor(name).to(dtype)

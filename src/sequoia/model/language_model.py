@@ -29,18 +29,20 @@ class Block:
         return cls(positions, torch.ones(count, count, dtype=torch.bool, device=device).tril())
 
 
-_ROWS = 512  # of one pass over a long prompt; bounds the mask's memory
+PASS_ROWS = 512
+"""Of one pass over a long prompt, where a model does not say otherwise; bounds the mask's memory."""
 
 
 def read_ahead(model: LanguageModel, tokens: Sequence[int], cache: Cache) -> Tensor:
-    """Bring the cache up to the last `_ROWS` of `tokens`, and return those it does not hold yet, [rows].
+    """Bring the cache up to the last `pass_rows` of `tokens`, and return those it does not hold yet, [rows].
 
     A draft may have fewer tokens than its target; those it does not know are read as its last one.
     """
     pending = torch.tensor(tokens[cache.length :], dtype=torch.long).clamp_(max=model.vocab_size - 1).to(model.device)
-    while len(pending) > _ROWS:
-        model.forward(pending[:_ROWS], cache, last=1)
-        pending = pending[_ROWS:]
+    rows = getattr(model, "pass_rows", PASS_ROWS)
+    while len(pending) > rows:
+        model.forward(pending[:rows], cache, last=1)
+        pending = pending[rows:]
     return pending
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sequoia.errors import VocabularyError
+from sequoia.model.offload.hollow import Hollow
 from sequoia.model.placement import Numbers
 
 if TYPE_CHECKING:
@@ -41,6 +42,10 @@ class LoadedModel:
     """Loads another copy, not quantised; None for a model that was given as an object, which is never taken apart."""
     numbers: Numbers | None = None
     """What was asked for, where it was loaded here."""
+    hollow: Hollow | None = field(default=None, repr=False, compare=False)
+    """What brings the layers' matrices, where the model is without them."""
+    most_tokens: int | None = None
+    """Of a prompt and its answer, where memory is planned for no more."""
 
     @property
     def int8(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import socket
 from collections.abc import Callable
@@ -16,13 +17,29 @@ from urllib.request import getproxies
 import torch
 import transformers
 from huggingface_hub import constants as hub
-from huggingface_hub import try_to_load_from_cache
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from huggingface_hub import snapshot_download, try_to_load_from_cache
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedModel,
+)
 
 from sequoia.errors import FileError, ModelError, UsageError
 from sequoia.model.gguf_cache import DEFAULT_TARGET, converted_folder, gguf_name, packaged_gguf
+from sequoia.model.lean.recipes import FAMILIES
 from sequoia.model.loaded import LoadedModel, shared_token_count
-from sequoia.model.placement import Numbers, check_memory, resolve_device, resolve_numbers
+from sequoia.model.offload.files import Read
+from sequoia.model.offload.hollow import hollow_model, not_streamable
+from sequoia.model.offload.request import RESIDENT, OffloadRequest
+from sequoia.model.placement import (
+    Numbers,
+    check_memory,
+    resolve_device,
+    resolve_numbers,
+)
 from sequoia.model.quiet import quiet
 
 __all__ = ["DEFAULT_TARGET", "LoadedModel", "load_model", "shared_token_count"]
@@ -36,6 +53,8 @@ _TOKENIZER_FILES = (
     "spiece.model",
 )
 _WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "pytorch_model.bin.index.json")
+_STREAMED = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
+_CONTEXT = 4096  # tokens that a streamed model's memory is planned for, where none are asked for
 _HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 _HUB_WEIGHTS = (
     "model.safetensors",
@@ -51,6 +70,7 @@ def load_model(
     dtype: str | torch.dtype | Numbers = "auto",
     device: str | torch.device = "auto",
     notice: Callable[[str], None] | None = None,
+    offload: OffloadRequest = RESIDENT,
 ) -> LoadedModel:
     """Load a decoder-only model for exact speculation.
 
@@ -62,23 +82,73 @@ def load_model(
             has its linear layers quantised by whoever runs it.
         device: "auto", "cpu", "cuda", "cuda:1", or a torch.device.
         notice: called with a line of text before something that takes more than a second.
+        offload: whether the layers' matrices are to be left in their files, which makes a hollow model.
 
     Raises:
-        UsageError: dtype, device or source is not one of these, or int8 is asked for a model object.
+        UsageError: dtype, device or source is not one of these, or int8 is asked for a model object; or what is to be
+            streamed cannot be.
         FileError: a file or folder is missing or damaged.
         ModelError: the model cannot be found, is no causal language model, or does not fit into memory.
     """
     if isinstance(source, (PreTrainedModel, tuple)):
-        return _from_object(source, dtype, device)
+        if offload.must_stream or offload.budget is not None:
+            raise UsageError(
+                "a model object lies in memory already and cannot be streamed. Save it and give the folder."
+            )
+        return replace(_from_object(source, dtype, device), most_tokens=offload.context)
     place = resolve_device(device)
     numbers = resolve_numbers(dtype, place)
     number = numbers.dtype
     if source is not None and (not isinstance(source, (str, Path)) or not str(source)):
         raise UsageError(f"a model is a path, a hub name or a transformers model object, not {source!r}.")
+    if (hollow := _hollow(source, numbers, place, notice, offload)) is not None:
+        return hollow
     with quiet():
         loaded = _from_default(number, place, notice) if source is None else _from_name(source, number, place, notice)
     whole = partial(load_model, source, dtype=number, device=place)
-    return replace(loaded, load_again=whole, numbers=numbers)
+    return replace(loaded, load_again=whole, numbers=numbers, most_tokens=offload.context)
+
+
+def _hollow(
+    source: Any,
+    numbers: Numbers,
+    device: torch.device,
+    notice: Callable[[str], None] | None,
+    offload: OffloadRequest,
+) -> LoadedModel | None:
+    """The model to be streamed; None where it is not to be."""
+    if offload.kind == "off":
+        return None
+    with quiet():
+        found = _streaming_folder(source, notice, fetch=offload.must_stream or offload.budget is not None)
+    if found is None or not (offload.must_stream or not offload.fits(found[0], numbers, device)):
+        return None
+    try:
+        offload.check(numbers, device)
+        loaded = load_hollow(*found, numbers.dtype, device)
+    except (ModelError, UsageError):
+        if offload.must_stream or offload.budget is not None:
+            raise
+        return None  # and the usual way says that it does not fit
+    return replace(loaded, most_tokens=min(loaded.context_length or _CONTEXT, offload.context or _CONTEXT))
+
+
+def _streaming_folder(source: Any, notice: Callable[[str], None] | None, fetch: bool) -> tuple[Path, str] | None:
+    """Where the files are, and the model's name; None for a hub name that is not here, unless it is to be fetched."""
+    source = source if source is not None else packaged_gguf() or DEFAULT_TARGET
+    local = _local_folder(source, notice)
+    if local is not None:
+        return local
+    here = _is_cached(source)
+    if not here and not fetch:
+        return None
+    if not here and notice is not None:
+        notice(f"downloading {source}")
+    try:
+        folder = snapshot_download(source, allow_patterns=_STREAMED, local_files_only=here or not _hub_in_reach())
+    except Exception as error:
+        raise ModelError(f"cannot find {source}: {_reason(error)} Check the name, or give a local path.") from error
+    return Path(folder), str(source).split("/")[-1]
 
 
 def _from_object(source: Any, dtype: str | torch.dtype | Numbers, device: str | torch.device) -> LoadedModel:
@@ -125,18 +195,24 @@ def _from_default(dtype: torch.dtype, device: torch.device, notice: Callable[[st
 def _from_name(
     source: str | Path, dtype: torch.dtype, device: torch.device, notice: Callable[[str], None] | None
 ) -> LoadedModel:
+    local = _local_folder(source, notice)
+    return _from_hub(str(source), dtype, device, notice) if local is None else _from_folder(*local, dtype, device)
+
+
+def _local_folder(source: str | Path, notice: Callable[[str], None] | None) -> tuple[Path, str] | None:
+    """A model's folder here and its name; None for a hub name."""
     path = Path(source).expanduser()
     if path.is_dir():
-        return _from_folder(path, path.resolve().name, dtype, device)
+        return path, path.resolve().name
     if path.is_file():
         if path.suffix != ".gguf":
             raise FileError(f"{path} is a file but no .gguf file. Give a model's folder, a .gguf file or a hub name.")
-        return _from_folder(converted_folder(path, notice), gguf_name(path), dtype, device)
+        return converted_folder(path, notice), gguf_name(path)
     if path.suffix == ".gguf" or not isinstance(source, str) or not _HUB_NAME.fullmatch(source):
         raise FileError(
             f"there is no file or folder {path}. Check the path, or give a hub name such as {DEFAULT_TARGET}."
         )
-    return _from_hub(source, dtype, device, notice)
+    return None
 
 
 def _from_folder(folder: Path, name: str, dtype: torch.dtype, device: torch.device) -> LoadedModel:
@@ -144,8 +220,11 @@ def _from_folder(folder: Path, name: str, dtype: torch.dtype, device: torch.devi
     if not any(any(folder.glob(pattern)) for pattern in _WEIGHT_FILES):
         raise FileError(f"{folder} holds no weights (*.safetensors). Download or save the model again.")
     check_memory(name, folder, dtype, device)
-    has_tokenizer = any((folder / file).is_file() for file in _TOKENIZER_FILES)
-    return _load(str(folder), name, dtype, device, has_tokenizer=has_tokenizer, local_files_only=True)
+    return _load(str(folder), name, dtype, device, has_tokenizer=_has_tokenizer(folder), local_files_only=True)
+
+
+def _has_tokenizer(folder: Path) -> bool:
+    return any((folder / file).is_file() for file in _TOKENIZER_FILES)
 
 
 def _require_config(folder: Path) -> None:
@@ -198,11 +277,7 @@ def _hub_in_reach() -> bool:
 def _load(
     where: str, name: str, dtype: torch.dtype, device: torch.device, *, has_tokenizer: bool, local_files_only: bool
 ) -> LoadedModel:
-    try:
-        config = AutoConfig.from_pretrained(where, local_files_only=local_files_only)
-    except Exception as error:
-        raise ModelError(f"cannot read the config of {name}: {_reason(error)}") from error
-    _require_causal(config, name)
+    config = _config(where, name, local_files_only)
     placed = {} if device.type == "cpu" else {"device_map": {"": device}}
     causal_lm: Any = AutoModelForCausalLM
     try:
@@ -222,11 +297,46 @@ def _load(
     return _ready(model, _load_tokenizer(where, name, local_files_only) if has_tokenizer else None, name)
 
 
+def load_hollow(
+    folder: Path, name: str, dtype: torch.dtype, device: torch.device, read: Read = os.preadv
+) -> LoadedModel:
+    """A model of a folder without its layers' matrices.
+
+    Args:
+        read: see `WeightFile`.
+
+    Raises:
+        FileError: the folder's files are missing or damaged.
+        ModelError: it is no causal language model, or none that can be streamed.
+    """
+    config = _config(str(folder), name, local_files_only=True)
+    family = config.get_text_config().model_type
+    if family not in FAMILIES:
+        raise not_streamable(name, family)
+    with quiet():
+        hollow = hollow_model(config, dtype, device, folder, read)
+        if (folder / "generation_config.json").is_file():
+            hollow.model.generation_config = GenerationConfig.from_pretrained(str(folder))
+        tokenizer = _load_tokenizer(str(folder), name, True) if _has_tokenizer(folder) else None
+        loaded = _ready(hollow.model, tokenizer, name)
+    again = partial(load_model, folder, dtype=dtype, device=device)
+    return replace(loaded, load_again=again, numbers=Numbers(dtype), hollow=hollow)
+
+
 def _load_tokenizer(where: str, name: str, local_files_only: bool) -> Any:
     try:
         return AutoTokenizer.from_pretrained(where, local_files_only=local_files_only)
     except Exception as error:
         raise FileError(f"cannot load the tokenizer of {name} from {where}: {_reason(error)}") from error
+
+
+def _config(where: str, name: str, local_files_only: bool) -> Any:
+    try:
+        config = AutoConfig.from_pretrained(where, local_files_only=local_files_only)
+    except Exception as error:
+        raise ModelError(f"cannot read the config of {name}: {_reason(error)}") from error
+    _require_causal(config, name)
+    return config
 
 
 def _require_causal(config: Any, name: str) -> None:

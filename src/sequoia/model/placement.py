@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import re
-import struct
+import resource
+import sys
 from contextlib import suppress
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 
 import torch
 
-from sequoia.errors import ModelError, UsageError
+from sequoia.errors import FileError, ModelError, UsageError
+from sequoia.model.tensor_files import tensor_places
 
 DTYPES = {
     "bf16": torch.bfloat16,
@@ -26,10 +26,6 @@ DTYPES = {
 }
 
 INT8 = "int8"
-
-# The safetensors format's names that may be cast on loading; all others keep their width.
-_FLOAT_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
-_OTHER_BYTES = {"I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2}
 
 
 def resolve_device(device: str | torch.device) -> torch.device:
@@ -128,40 +124,16 @@ def check_memory(name: str, folder: Path, dtype: torch.dtype, device: torch.devi
         smaller = ', dtype="bf16"' if dtype == torch.float32 else ""
         raise ModelError(
             f"{name} needs {_gib(needed)} GiB for its weights, but {device} has {_gib(free)} GiB of memory free. "
-            f"Choose a smaller model{smaller} or a device with more memory."
+            f"Choose a smaller model{smaller}, a device with more memory, or offload, which streams them."
         )
 
 
 def weight_bytes(folder: Path, dtype: torch.dtype) -> int | None:
     """Bytes of a folder's safetensors weights once cast to `dtype`; None where their headers cannot be read."""
     try:
-        files = weight_files(folder)
-        return sum(_file_bytes(file, dtype.itemsize) for file in files) if files else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error):
+        return sum(place.bytes_as(dtype) for place in tensor_places(folder).values())
+    except FileError:
         return None
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """A folder's safetensors files."""
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        return sorted({folder / name for name in json.loads(index.read_text())["weight_map"].values()})
-    single = folder / "model.safetensors"
-    return [single] if single.is_file() else []
-
-
-def _file_bytes(file: Path, float_bytes: int) -> int:
-    with file.open("rb") as stream:
-        (length,) = struct.unpack("<Q", stream.read(8))
-        if length > file.stat().st_size:
-            raise ValueError("the header is longer than the file")
-        header = json.loads(stream.read(length))
-    header.pop("__metadata__", None)
-    return sum(
-        prod(tensor["shape"])
-        * (float_bytes if tensor["dtype"] in _FLOAT_BYTES else _OTHER_BYTES.get(tensor["dtype"], 1))
-        for tensor in header.values()
-    )
 
 
 def free_bytes(device: torch.device) -> int | None:
@@ -172,6 +144,15 @@ def free_bytes(device: torch.device) -> int | None:
         return None
     known = [limit for limit in (_available_memory(), _container_memory()) if limit is not None]
     return min(known, default=None)
+
+
+def resident_bytes() -> int:
+    """Bytes of this process in memory, shared libraries included; its peak where only that is known."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024
 
 
 def return_freed_memory() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from sequoia.errors import ModelError
 from sequoia.model.causal_lm import CausalLM
 from sequoia.model.language_model import Block
 from sequoia.model.loaded import LoadedModel
+from sequoia.model.offload.hollow import sample_model
 
 # A root with two children; the first has two, of which the second goes on. Stored out of level order on purpose.
 _PATHS = ((0,), (0, 1), (0, 1, 2), (0, 1, 3), (0, 1, 3, 4), (0, 5), (0, 5, 6))  # of node i, itself included
@@ -28,6 +30,8 @@ _SMALLEST_CONTEXT = 1 + len(_LEAVES[1]) + _AFTER
 def proved(loaded: LoadedModel) -> CausalLM:
     """The model, shown to follow trees exactly and then settled into its fastest form.
 
+    Of a hollow model a sample of its layers is probed; how it is to be filled is the caller's to say.
+
     Raises:
         ModelError: see `probe`.
     """
@@ -41,6 +45,10 @@ def probed(loaded: LoadedModel) -> CausalLM:
         ModelError: see `probe`.
     """
     model = CausalLM(loaded)
+    if loaded.hollow is not None:
+        sample = sample_model(loaded.hollow, loaded.dtype)
+        probe(CausalLM(replace(loaded, model=sample, hollow=None)))
+        return model
     try:
         probe(model)
     except ModelError:

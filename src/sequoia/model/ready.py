@@ -13,6 +13,7 @@ from sequoia.model.causal_lm import CausalLM
 from sequoia.model.gguf_cache import DEFAULT_TARGET, gguf_name, known_folder, packaged_gguf
 from sequoia.model.kept import Entry, Page
 from sequoia.model.loaded import LoadedModel
+from sequoia.model.offload.request import RESIDENT, OffloadRequest
 from sequoia.model.placement import Numbers, check_memory, resolve_device, resolve_numbers
 from sequoia.model.probe import probed, settled
 from sequoia.model.situation import situation
@@ -25,6 +26,8 @@ def ready_model(
     dtype: str | torch.dtype | Numbers = "auto",
     device: str | torch.device = "auto",
     notice: Callable[[str], None] | None = None,
+    offload: OffloadRequest = RESIDENT,
+    mapped: bool = True,
 ) -> CausalLM:
     """A model that follows trees exactly, in its fastest form.
 
@@ -32,19 +35,24 @@ def ready_model(
     files afterwards.
 
     Args:
-        source, dtype, device, notice: see `load_model`.
+        source, dtype, device, notice, offload: see `load_model`; a hollow model is the caller's to fill.
+        mapped: whether weights may stay pages of their files, which count as memory while one of them is needed.
 
     Raises:
         UsageError, FileError, ModelError: see `load_model` and `probe`.
     """
-    page = _page(source, dtype, device)
+    page = _page(source, dtype, device, offload) if mapped else None
     entry = page.find() if page is not None else None
-    model = _read(page, entry, source) if page is not None and entry is not None else None
+    model = _read(page, entry, source, offload.context) if page is not None and entry is not None else None
     if model is not None:
         model.settle()
         return model
-    model = probed(_load(source, dtype, device, notice))
-    page = page or _page(source, dtype, device)  # a GGUF file has a folder only now
+    loaded = _load(source, dtype, device, notice, offload)
+    if not mapped and loaded.load_again is not None:
+        unmap(loaded)
+    model = probed(loaded)
+    if mapped and loaded.hollow is None:
+        page = page or _page(source, dtype, device, offload)  # a GGUF file has a folder only now
     entry = page.describe(model) if page is not None else None
     settled(model)
     if page is not None and entry is not None:
@@ -52,7 +60,9 @@ def ready_model(
     return model
 
 
-def _page(source: Any, dtype: str | torch.dtype | Numbers, device: str | torch.device) -> Page | None:
+def _page(
+    source: Any, dtype: str | torch.dtype | Numbers, device: str | torch.device, offload: OffloadRequest
+) -> Page | None:
     """Where such a model may be on record."""
     if source is not None and not isinstance(source, (str, Path)):
         return None
@@ -62,6 +72,8 @@ def _page(source: Any, dtype: str | torch.dtype | Numbers, device: str | torch.d
         return None
     folder, name, known_as = found
     numbers = resolve_numbers(dtype, place)
+    if offload.kind != "off" and (offload.must_stream or not offload.fits(folder, numbers, place)):
+        return None
     try:
         return Page(folder, name, known_as, numbers, situation(folder, numbers))
     except OSError:  # gone in this moment
@@ -91,16 +103,16 @@ def _hub_folder(name: str) -> tuple[Path, str, str] | None:
     return (Path(file).parent, name.split("/")[-1], name) if isinstance(file, str) else None
 
 
-def _read(page: Page, entry: Entry, source: Any) -> CausalLM | None:
+def _read(page: Page, entry: Entry, source: Any, most_tokens: int | None) -> CausalLM | None:
     """The model on record; None where anything about it is not as it was."""
     check_memory(page.name, page.folder, page.numbers.dtype, torch.device("cpu"))
 
     def load_again() -> LoadedModel:
-        return _load(source, page.numbers.dtype, "cpu", None)
+        return _load(source, page.numbers.dtype, "cpu", None, RESIDENT)
 
     try:
         tokenizer = read_tokenizer(page.known_as, entry.content["tokenizer"])
-        return page.model(entry, tokenizer, load_again)
+        return page.model(entry, tokenizer, load_again, most_tokens)
     except Exception:  # torch, tokenizers and transformers raise nearly any
         return None
 
@@ -119,7 +131,15 @@ def _load(
     dtype: str | torch.dtype | Numbers,
     device: str | torch.device,
     notice: Callable[[str], None] | None,
+    offload: OffloadRequest,
 ) -> LoadedModel:
     from sequoia.model.loading import load_model  # and with it transformers' models
 
-    return load_model(source, dtype=dtype, device=device, notice=notice)
+    return load_model(source, dtype=dtype, device=device, notice=notice, offload=offload)
+
+
+@torch.no_grad()
+def unmap(loaded: LoadedModel) -> None:
+    """Copy weights that are pages of their file."""
+    for parameter in loaded.model.parameters():
+        parameter.data = parameter.data.clone()

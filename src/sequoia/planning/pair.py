@@ -36,7 +36,7 @@ def pair_of(target: CausalLM, draft: object) -> dict[str, Any]:
         "device": target.device.type,
         "threads": torch.get_num_threads(),
         "compiled": target.is_compiled,
-        "offload": "off",
+        "offload": target.offload,
     }
 
 

@@ -40,6 +40,11 @@ def peer_method(name: str, engine: Engine, clock: PassClock, gguf: Path | None =
         return llama_method(name, engine, clock, gguf)
     if gguf is not None:
         raise UsageError(f"{name} runs the engine's own target and takes no file. Leave {gguf} out.")
+    if engine.memory is not None:
+        raise UsageError(
+            f"{name} runs the whole model in memory, and this one is streamed within a budget. Leave the method or "
+            "--offload out; benchmarks/offload.py compares with accelerate's disk offload."
+        )
     clock.watch(engine.target_model)
     # transformers runs the weights as they were before they were quantised: another model, which claims nothing.
     same_as = None if engine.target.loaded.int8 else PLAIN

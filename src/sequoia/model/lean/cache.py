@@ -21,6 +21,7 @@ class LeanCache:
     Args:
         layers, heads, head_size: of the keys and values.
         features: kept beside them, if any.
+        capacity: slots there is room for from the start; with more it moves as it grows, and is there twice meanwhile.
     """
 
     def __init__(
@@ -31,11 +32,12 @@ class LeanCache:
         dtype: torch.dtype,
         device: torch.device,
         features: Features | None = None,
+        capacity: int = 0,
     ) -> None:
         self.length = 0
         self.features = features
         # [layers, keys or values, 1, heads, capacity, head size]
-        self._slots = torch.empty(layers, 2, 1, heads, 0, head_size, dtype=dtype, device=device)
+        self._slots = torch.empty(layers, 2, 1, heads, capacity, head_size, dtype=dtype, device=device)
 
     def rows(self, count: int) -> tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]]:
         """Views for a pass over `count` new rows, by layer.

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from dataclasses import dataclass, field
 
@@ -195,10 +196,13 @@ class LeanDecoder(LayerRunner):
         super().__init__(recipe.heads)
         self.recipe = recipe
         self._dtype, self._device = dtype, device
+        self.layers: Callable[[], AbstractContextManager[Iterable[Layer]]] = lambda: nullcontext(recipe.layers)
+        """The recipe's layers for one pass; each needs its weights only until the next is asked for."""
 
-    def new_cache(self, features: Features | None = None) -> LeanCache:
-        heads = self.recipe.heads
-        return LeanCache(len(self.recipe.layers), heads.keys, heads.size, self._dtype, self._device, features)
+    def new_cache(self, features: Features | None = None, capacity: int = 0) -> LeanCache:
+        """See `LeanCache`."""
+        heads, layers = self.recipe.heads, len(self.recipe.layers)
+        return LeanCache(layers, heads.keys, heads.size, self._dtype, self._device, features, capacity)
 
     @torch.inference_mode()
     def trial(self, kernels: Kernels, rows: int) -> None:
@@ -248,11 +252,12 @@ class LeanDecoder(LayerRunner):
         hidden = hidden.float() if self.is_int8 else hidden  # as quantised products are
         rotations = recipe.rotations(hidden, positions) if recipe.rotations else {}
         features = cache.features
-        for depth, (layer, *slots) in enumerate(zip(recipe.layers, *cache.rows(count), strict=True)):
-            if features is not None:
-                features.write(depth, cache.length, hidden)
-            taken = self.normed(layer.before_attention, hidden)
-            hidden = self.through(layer, taken, hidden, rotations.get(layer.kind), masks[layer.kind], slots)
+        with self.layers() as layers:
+            for depth, (layer, *slots) in enumerate(zip(layers, *cache.rows(count), strict=True)):
+                if features is not None:
+                    features.write(depth, cache.length, hidden)
+                taken = self.normed(layer.before_attention, hidden)
+                hidden = self.through(layer, taken, hidden, rotations.get(layer.kind), masks[layer.kind], slots)
         if features is not None:
             self._write_last(features, cache.length, hidden)
         cache.append(count)

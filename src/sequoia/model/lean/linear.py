@@ -43,7 +43,7 @@ class Linear:
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         self.modules = tuple(modules)
-        """None once it is settled."""
+        """None of them once it is settled; a bound one keeps them."""
         self._weight: Tensor | None = None
         self._packed: Tensor | None = None
         self._int8: Int8Weight | None = None
@@ -104,6 +104,14 @@ class Linear:
             return self._weight
         weights = [_weight(module) for module in self.modules]
         return weights[0] if len(weights) == 1 else torch.cat(weights)
+
+    def bind(self, weight: Tensor) -> None:
+        """Calculate with a weight that lies elsewhere, where another may come in its place between passes.
+
+        Args:
+            weight: the modules' own, one below the other.
+        """
+        self._weight = _upright(self.modules[0], weight)
 
     def settle(self, packed: bool, release: bool) -> None:
         """One matrix from now on.
@@ -220,7 +228,11 @@ def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
 
 def _weight(module: Any) -> Tensor:
     """[out, in]"""
-    weight: Tensor = module.weight.data
+    return _upright(module, module.weight.data)
+
+
+def _upright(module: nn.Module, weight: Tensor) -> Tensor:
+    """A module's weight as [out, in]."""
     return weight.T if type(module).__name__ == "Conv1D" else weight
 
 

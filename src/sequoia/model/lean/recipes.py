@@ -22,7 +22,7 @@ _OWN = ("torch.nn.modules.", "transformers.models.", "transformers.activations",
 def recipe_of(model: Any) -> Recipe | None:
     """The recipe of a model of a family known here, as transformers made it; None for any other."""
     config = model.config.get_text_config()
-    family = _FAMILIES.get(config.model_type)
+    family = FAMILIES.get(config.model_type)
     if family is None or getattr(config, "final_logit_softcapping", None) is not None or not _is_plain(model):
         return None
     if model.dtype is torch.float64:  # the lean norms calculate in 32 bit
@@ -112,7 +112,7 @@ def _gpt2(model: Any, config: Any) -> Recipe:
     )
 
 
-_FAMILIES: dict[str, Callable[[Any, Any], Recipe]] = {
+FAMILIES: dict[str, Callable[[Any, Any], Recipe]] = {
     "llama": _llama,
     "mistral": _llama,
     "qwen2": _llama,
