@@ -24,7 +24,7 @@ class TrainSettings:
         depth: steps of a chain, once half of the training is over, whose chains have one.
         batch: rows of a step, of `length` tokens each.
         rows, length: of a shard. Rows are texts end to end; none is longer than a row.
-        learning_rate: the highest.
+        learning_rate: of matrices, the highest.
     """
 
     tokens: int = 1_000_000
@@ -36,7 +36,7 @@ class TrainSettings:
     batch: int = 4
     rows: int = 64
     length: int = 512
-    learning_rate: float = 1e-3
+    learning_rate: float = 4e-3
     seed: int = 0
 
     def __post_init__(self) -> None:

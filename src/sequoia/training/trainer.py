@@ -26,7 +26,8 @@ _WARM_UP = 50  # steps
 _LOWEST = 0.03  # of the learning rate, at the end
 _CHECKPOINT_SECONDS = 120.0
 _HELD_ROWS = 16
-_DECAY, _BETAS, _LARGEST_GRADIENT = 0.01, (0.9, 0.95), 1.0
+_DECAY, _MOMENTUM, _BETAS, _LARGEST_GRADIENT = 0.01, 0.95, (0.9, 0.95), 1.0
+_NORM_RATE = 1e-3
 
 
 @dataclass(frozen=True)
@@ -71,8 +72,7 @@ class Trainer:
         self._accelerator, self._settings, self._held, self._train = accelerator, settings, held, train
         self._checkpoint, self._on_look, self._on_step = checkpoint, on_look, on_step
         self._objective = objective.to(accelerator.device)
-        optimizer = torch.optim.AdamW(_groups(objective), lr=settings.learning_rate, betas=_BETAS)
-        self._model, self._optimizer = accelerator.prepare(objective, optimizer)
+        self._model, *self._optimizers = accelerator.prepare(objective, *_optimizers(objective, settings))
         per_epoch = len(train) * -(-settings.rows // settings.batch)
         self.steps: int = settings.epochs * -(-per_epoch // accelerator.num_processes)
         self.state = State()
@@ -111,20 +111,23 @@ class Trainer:
         return max(self.state.step / self.steps, self.state.seconds / self._settings.training_seconds)
 
     def _train_on(self, shard: Shard, share: float) -> float:
-        for group in self._optimizer.param_groups:
-            group["lr"] = self._learning_rate(share)
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = optimizer.defaults["lr"] * self._slowed(share)
         with self._accelerator.autocast():
             loss = self._model(shard, 1 if share < _SHALLOW else self._settings.depth)
-        self._optimizer.zero_grad()
+        for optimizer in self._optimizers:
+            optimizer.zero_grad()
         self._accelerator.backward(loss)
         self._accelerator.clip_grad_norm_(self._model.parameters(), _LARGEST_GRADIENT)
-        self._optimizer.step()
+        for optimizer in self._optimizers:
+            optimizer.step()
         return float(loss.detach())
 
-    def _learning_rate(self, share: float) -> float:
-        """Up in a few steps, and down along a cosine."""
+    def _slowed(self, share: float) -> float:
+        """What learning rates are multiplied by: up in a few steps, and down along a cosine."""
         falling = _LOWEST + (1 - _LOWEST) * 0.5 * (1 + math.cos(math.pi * share))
-        return float(self._settings.learning_rate * min(1.0, (self.state.step + 1) / _WARM_UP) * falling)
+        return float(min(1.0, (self.state.step + 1) / _WARM_UP) * falling)
 
     def _batches(self) -> Iterator[Shard]:
         """What is left for this process, shuffled anew in each epoch."""
@@ -163,7 +166,7 @@ class Trainer:
         looks = [[look.step, [list(asdict(each).values()) for each in look.agreements]] for look in self.state.looks]
         record = {
             "head": self._objective.head.state_dict(),
-            "optimizer": self._optimizer.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
             "step": self.state.step,
             "seconds": self.state.seconds,
             "looks": looks,
@@ -177,7 +180,8 @@ class Trainer:
         try:
             record = torch.load(self._checkpoint, map_location=self._accelerator.device, weights_only=True)
             self._objective.head.load_state_dict(record["head"])
-            self._optimizer.load_state_dict(record["optimizer"])
+            for optimizer, state in zip(self._optimizers, record["optimizers"], strict=True):
+                optimizer.load_state_dict(state)
             looks = tuple(
                 Look(step, tuple(Agreement(*each) for each in agreements)) for step, agreements in record["looks"]
             )
@@ -205,13 +209,18 @@ class _Smooth:
         self.speed = speed if first else 0.9 * self.speed + 0.1 * speed
 
 
-def _groups(objective: Objective) -> list[dict[str, Any]]:
-    """Matrices decay towards zero, norms do not."""
+def _optimizers(objective: Objective, settings: TrainSettings) -> tuple[torch.optim.Optimizer, ...]:
+    """Muon for matrices, which needs about a third fewer steps than AdamW for them, and AdamW for norms.
+
+    Source: Jordan et al. 2024, Muon; its rate is scaled to AdamW's as in Liu et al. 2025 (arXiv:2502.16982).
+    """
     parameters = list(objective.head.parameters())
-    return [
-        {"params": [each for each in parameters if each.dim() > 1], "weight_decay": _DECAY},
-        {"params": [each for each in parameters if each.dim() == 1], "weight_decay": 0.0},
-    ]
+    matrices = [each for each in parameters if each.dim() == 2]
+    norms = [each for each in parameters if each.dim() != 2]
+    muon = torch.optim.Muon(
+        matrices, lr=settings.learning_rate, weight_decay=_DECAY, momentum=_MOMENTUM, adjust_lr_fn="match_rms_adamw"
+    )
+    return muon, torch.optim.AdamW(norms, lr=_NORM_RATE, betas=_BETAS, weight_decay=0.0)
 
 
 def _mean(agreements: Sequence[Agreement]) -> Agreement:
