@@ -10,14 +10,14 @@ from typing import Any, Protocol
 
 import torch
 
-from sequoia.draft.model_draft import ModelDraft, draft_numbers
+from sequoia.draft.model_draft import ModelDraft, bits_of_own_weights, draft_numbers
 from sequoia.draft.ngram_draft import NgramDraft
 from sequoia.errors import UsageError
 from sequoia.model.causal_lm import CausalLM
 from sequoia.model.gguf_cache import cache_folder
 from sequoia.model.loading import load_model, shared_token_count
 from sequoia.model.placement import Numbers
-from sequoia.model.probe import proved
+from sequoia.model.probe import check_settled, probed, proved, settled
 from sequoia.params import SamplingParams
 from sequoia.planning.finding import GivenPlan, PlanChoice
 from sequoia.planning.named import AUTO, named_tree, verifier_for
@@ -240,14 +240,16 @@ def load(
     Args:
         target: a path, a hub name, a transformers model object or a (model, tokenizer) pair; None is
             SmolLM2-135M-Instruct.
-        draft: "ngram"; a smaller model of the same vocabulary, given like the target and moved to its device; or an
-            object of your own with the method of `Draft`.
+        draft: "ngram"; a smaller model of the same vocabulary, given like the target and moved to its device;
+            "self:int4" or "self:int8", the target's own weights in integers, which needs a target of a family with a
+            lean decoder; or an object of your own with the method of `Draft`.
         tree: a `TreeShape`, a `DynamicTree`, a shape file, or a form of `TREE_FORMS`. "auto" goes by `plan`, or by the
             one that `sequoia tune` has kept for this pair; without any it is "optimal:16x4".
         verifier: "sequoia", "specinfer", "spectr" or "sampler_match"; "auto" is "sequoia", or "sampler_match" for a
             dynamic tree, whose children no other verifies.
-        dtype: "auto", "bf16", "fp16", "fp32" or a torch dtype; or "int8", on CPUs: linear layers in 8-bit integers,
-            each row of activations quantised as it comes. The target is then the quantised model, and the output is
+        dtype: "auto", "bf16", "fp16", "fp32" or a torch dtype; "int8", on CPUs: linear layers in 8-bit integers,
+            each row of activations quantised as it comes; or "int4": linear layers but the head in 4-bit integers, by
+            groups of 32 weights, for few rows. The target is then the quantised model, and the output is
             lossless with respect to that.
         device: "auto", "cpu", "cuda" or a torch device.
         draft_dtype: the same for a draft that is a model, which can change the speed only and never the output's
@@ -271,8 +273,15 @@ def load(
     choice = PlanChoice.of(plan, tree, profile, guard, adapt)
     resolved = named_tree(tree, profile, draft)
     chosen = verifier_for(verifier, resolved)
-    model = proved(load_model(target, dtype=dtype, device=device, notice=notice))
-    proposer = _draft(draft, model, draft_numbers(draft, draft_dtype, dtype, model.device), notice)
+    bits = bits_of_own_weights(draft, draft_dtype)
+    model = probed(load_model(target, dtype=dtype, device=device, notice=notice))
+    twin = None if bits is None else model.rounded(bits)
+    settled(model)
+    if twin is not None:
+        check_settled(twin)
+        proposer: Draft = ModelDraft(twin, model.loaded.token_count)
+    else:
+        proposer = _draft(draft, model, draft_numbers(draft, draft_dtype, dtype, model.device), notice)
     if compile:
         for own in models_of(model, proposer):
             own.compile(cache_folder("kernels"), notice or (lambda text: None))

@@ -40,9 +40,9 @@ class LoadedModel:
     """What was asked for, where it was loaded here."""
 
     @property
-    def int8(self) -> bool:
-        """Whether its linear layers are to be quantised before it speaks."""
-        return self.numbers is not None and self.numbers.int8
+    def bits(self) -> int | None:
+        """Of its linear layers, where they are to be integers before it speaks."""
+        return self.numbers.bits if self.numbers else None
 
     @property
     def weights(self) -> str:

@@ -31,6 +31,15 @@ def proved(loaded: LoadedModel) -> CausalLM:
     Raises:
         ModelError: see `probe`.
     """
+    return settled(probed(loaded))
+
+
+def probed(loaded: LoadedModel) -> CausalLM:
+    """The model, lean where that follows trees exactly, else in its modules.
+
+    Raises:
+        ModelError: see `probe`.
+    """
     model = CausalLM(loaded)
     try:
         probe(model)
@@ -39,8 +48,17 @@ def proved(loaded: LoadedModel) -> CausalLM:
             raise
         model = CausalLM(loaded, lean=False)
         probe(model)
+    return model
+
+
+def settled(model: CausalLM) -> CausalLM:
+    """The model in its fastest form, which is tried too.
+
+    Raises:
+        ModelError: the logits differ by more than rounding.
+    """
     model.settle()
-    _check_settled(model)
+    check_settled(model)
     return model
 
 
@@ -73,14 +91,14 @@ def probe(model: CausalLM) -> None:
 
 
 @torch.inference_mode()
-def _check_settled(model: CausalLM) -> None:
+def check_settled(model: CausalLM) -> None:
     """The same tree again, against the settled model's own linear run: kernels differ from machine to machine.
 
     Raises:
         ModelError: the logits differ by more than rounding.
     """
     loaded = model.loaded
-    fine = _is_fine(loaded) and not loaded.int8  # a last bit can move an 8-bit number by one
+    fine = _is_fine(loaded) and loaded.bits != 8  # a last bit can move an 8-bit number by one
     with _narrow_window(model):
         error = _typical_error(model, lambda settled, tokens: settled.forward(tokens, settled.new_cache()), fine)
     if not error <= _tolerance(fine):

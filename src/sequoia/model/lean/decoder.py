@@ -10,7 +10,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from sequoia.model.lean import fused
 from sequoia.model.lean.cache import LeanCache
 from sequoia.model.lean.fused import PLAIN, Kernels
 from sequoia.model.lean.int8 import Int8Rows, quantised
-from sequoia.model.lean.linear import Gated, Linear
+from sequoia.model.lean.linear import Gated, Linear, can_pack
 from sequoia.model.placement import return_freed_memory
 
 
@@ -87,6 +87,11 @@ class Layer:
     def linears(self) -> Sequence[Linear | Gated]:
         return self.qkv, self.out, self.up, self.down
 
+    def rounded(self, bits: int) -> Layer:
+        """Another one, of these weights in integers of 8 or 4 bits; norms are shared. See `Linear.rounded`."""
+        qkv, out, down = (linear.rounded(bits) for linear in (self.qkv, self.out, self.down))
+        return replace(self, qkv=qkv, out=out, up=self.up.rounded(bits), down=down)
+
 
 @dataclass(frozen=True)
 class Heads:
@@ -147,14 +152,28 @@ class LeanDecoder:
             return_freed_memory()
         self.recipe.head.settle(packed and not self.recipe.shares_head, release)
 
-    def quantise(self, release: bool) -> None:
-        """See `Linear.quantise`; norms, embeddings and positions stay as they are."""
+    def quantise(self, release: bool, bits: int = 8) -> None:
+        """See `Linear.quantise`; norms, embeddings and positions stay as they are, and of 4 bits the head too."""
         for layer in self.recipe.layers:
             for linear in layer.linears:
-                linear.quantise(release)
+                linear.quantise(release, bits)
             return_freed_memory()
-        self.recipe.head.quantise(release)
-        self._is_int8 = True
+        self._is_int8 = bits == 8
+        if self._is_int8:
+            self.recipe.head.quantise(release)
+        else:
+            packed = release and can_pack(self._dtype, self._device)
+            self.recipe.head.settle(packed and not self.recipe.shares_head, release)
+
+    def rounded(self, bits: int) -> LeanDecoder:
+        """Another decoder, of these weights in integers of 8 or 4 bits, before they are settled.
+
+        Embedding, norms and head are shared, so that the head is there once this one's is settled.
+        """
+        twin = copy(self)
+        twin.recipe = replace(self.recipe, layers=[layer.rounded(bits) for layer in self.recipe.layers])
+        twin._is_int8 = bits == 8
+        return twin
 
     def forward(
         self,
@@ -188,7 +207,14 @@ class LeanDecoder:
             expanded = layer.up.activated(taken, layer.activation, kernels)
             hidden = _added(layer.down, expanded, hidden, layer.after_mlp, kernels)
         cache.append(count)
-        return recipe.head(self._normed(recipe.norm, hidden if last is None else hidden[-last:], kernels), kernels)
+        return self._logits(hidden if last is None else hidden[-last:], kernels)
+
+    def _logits(self, hidden: Tensor, kernels: Kernels) -> Tensor:
+        """[rows, vocab]"""
+        norm, head = self.recipe.norm, self.recipe.head
+        if self._is_int8 and not head.is_int8:  # one that is shared
+            return head(norm(hidden, kernels).to(self._dtype), kernels)
+        return head(self._normed(norm, hidden, kernels), kernels)
 
     def _normed(self, norm: Norm, rows: Tensor, kernels: Kernels) -> Tensor | Int8Rows:
         """As linear layers take it."""
