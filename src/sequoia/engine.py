@@ -249,7 +249,7 @@ def load(
             dynamic tree, whose children no other verifies.
         dtype: "auto", "bf16", "fp16", "fp32" or a torch dtype; "int8", on CPUs: linear layers in 8-bit integers,
             each row of activations quantised as it comes; or "int4": linear layers but the head in 4-bit integers, by
-            groups of 32 weights, for few rows. The target is then the quantised model, and the output is
+            groups of 64 weights, fast for few rows. The target is then the quantised model, and the output is
             lossless with respect to that.
         device: "auto", "cpu", "cuda" or a torch device.
         draft_dtype: the same for a draft that is a model, which can change the speed only and never the output's

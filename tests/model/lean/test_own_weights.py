@@ -128,7 +128,7 @@ def test_a_targets_own_weights_are_a_good_draft(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("draft", ["self:int4", "self:int8"])
 def test_the_joint_law_of_several_tokens_is_the_targets(draft: str) -> None:
-    target, count = tiny_llama(VOCAB, seed=3, device="cpu").model, 1200
+    target, count = tiny_llama(VOCAB, seed=3, device="cpu").model, 700
     engine = sequoia.load(target, draft, TreeShape((-1, 0, 0, 1, 1, 2)), "sequoia", device="cpu")
     params = SamplingParams(max_tokens=LENGTH, temperature=1.0, seed=0, ignore_eos=True)
 
