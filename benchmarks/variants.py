@@ -22,6 +22,7 @@ from sequoia.errors import SequoiaError, UsageError
 from sequoia.measure.bench.llama import require_sound
 from sequoia.model.gguf_cache import cache_folder, packaged_gguf
 from sequoia.model.language_model import read_ahead
+from sequoia.model.lean.int4 import GROUP
 from sequoia.model.loading import LoadedModel, load_model
 from sequoia.model.probe import proved
 from sequoia.speculate.token_tree import layout_of
@@ -35,7 +36,7 @@ _PIECE = 512  # rows of a pass that reads the context
 class Size:
     """What a pass has to read and to multiply with."""
 
-    form: str  # of the weights, one of `FORMATS`
+    form: str  # of the weights, one of `FORMATS` or int4
     weights: int  # all but an embedding that only looks rows up
     weight_bytes: int
     slot_bytes: int  # of one number of the cache
@@ -44,10 +45,15 @@ class Size:
     def of(cls, loaded: LoadedModel) -> Size:
         """Of a model whose modules are whole."""
         model = loaded.model
-        embedding = model.get_input_embeddings().weight
+        embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
         count = sum(weight.numel() for weight in model.parameters())
-        count -= 0 if model.get_output_embeddings().weight is embedding else embedding.numel()
-        return cls(loaded.weights, count, count * FORMATS[loaded.weights].itemsize, loaded.dtype.itemsize)
+        count -= 0 if head is embedding else embedding.numel()
+        if loaded.bits == 4:  # and a scale and a zero for each group; the head is whole
+            whole = loaded.dtype.itemsize
+            size = int((count - head.numel()) * (1 / 2 + 2 * whole / GROUP)) + head.numel() * whole
+        else:
+            size = count * FORMATS[loaded.weights].itemsize
+        return cls(loaded.weights, count, size, loaded.dtype.itemsize)
 
     def least_seconds(self, rows: int, cache_numbers: int, limits: Limits) -> float:
         """No pass is faster: weights and cache are read once, and each row is multiplied with each weight."""

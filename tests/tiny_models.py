@@ -9,10 +9,12 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor
+from torch.nn import functional
 
 from sequoia.model.causal_lm import CausalLM
 from sequoia.model.language_model import Block
 from sequoia.model.lean.decoder import Recipe
+from sequoia.model.lean.int4 import GROUP, rounded
 from sequoia.model.lean.linear import Gated, Linear
 from sequoia.model.loading import LoadedModel, load_model
 from sequoia.tree.shape import TreeShape
@@ -196,6 +198,12 @@ def assert_close(found: Tensor, expected: Tensor) -> None:
     """Within 1e-4 of the largest logit."""
     error = (found - expected).abs().max() / expected.abs().max()
     assert error < 1e-4, f"relative error {error:.2g}"
+
+
+def restored(weight: Tensor) -> Tensor:
+    """What a matrix of any size is in 4 bits. [out, in]"""
+    inputs = weight.shape[1]
+    return rounded(functional.pad(weight, (0, -inputs % GROUP))).restored()[:, :inputs]
 
 
 def layer_linears(recipe: Recipe) -> list[Linear]:

@@ -12,7 +12,7 @@ import torch
 
 from sequoia.draft.head_files import head_folder
 from sequoia.draft.heads import load_any_head
-from sequoia.draft.model_draft import ModelDraft, draft_numbers
+from sequoia.draft.model_draft import ModelDraft, bits_of_own_weights, draft_numbers
 from sequoia.draft.ngram_draft import NgramDraft
 from sequoia.draft.shipped import shipped_head
 from sequoia.errors import UsageError
@@ -23,6 +23,7 @@ from sequoia.model.offload.budget import MemoryPlan
 from sequoia.model.offload.fill import fill, used_memory
 from sequoia.model.offload.request import OffloadRequest
 from sequoia.model.placement import Numbers
+from sequoia.model.probe import check_settled
 from sequoia.model.ready import ready_model
 from sequoia.params import SamplingParams
 from sequoia.planning.finding import GivenPlan, PlanChoice
@@ -264,13 +265,15 @@ def load(
             SmolLM2-135M-Instruct.
         draft: "auto": the head that comes with the package for this target, or "ngram" where there is none; "ngram"; a
             smaller model of the same vocabulary, given like the target and moved to its device; the folder of a head
-            that was trained for the target; or an object of your own with the method of `Draft`.
+            that was trained for the target; "self:int4" or "self:int8", the target's own weights in integers, which
+            needs a target of a family with a lean decoder; or an object of your own with the method of `Draft`.
         tree: a `TreeShape`, a `DynamicTree`, a shape file, or a form of `TREE_FORMS`. "auto" goes by `plan`, or by the
             one that `sequoia tune` has kept for this pair; without any it is "optimal:16x4".
         verifier: "sequoia", "specinfer", "spectr" or "sampler_match"; "auto" is "sequoia", or "sampler_match" for a
             dynamic tree, whose children no other verifies.
-        dtype: "auto", "bf16", "fp16", "fp32" or a torch dtype; or "int8", on CPUs: linear layers in 8-bit integers,
-            each row of activations quantised as it comes. The target is then the quantised model, and the output is
+        dtype: "auto", "bf16", "fp16", "fp32" or a torch dtype; "int8", on CPUs: linear layers in 8-bit integers,
+            each row of activations quantised as it comes; or "int4": linear layers but the head in 4-bit integers, by
+            groups of 64 weights, fast for few rows. The target is then the quantised model, and the output is
             lossless with respect to that.
         device: "auto", "cpu", "cuda" or a torch device.
         draft_dtype: the same for a draft that is a model or a head, which can change the speed only and never the
@@ -300,15 +303,27 @@ def load(
     choice = PlanChoice.of(plan, tree, profile, guard, adapt)
     verifier_for(verifier, named_tree(tree, profile, draft))  # what cannot be is refused before anything is loaded
     request = OffloadRequest.of(offload, memory_budget, context)
-    model = ready_model(target, dtype=dtype, device=device, notice=notice, offload=request)
-    alone = used_memory(model.device) if model.loaded.hollow else 0
+    bits, twin, alone = bits_of_own_weights(draft, draft_dtype), list[CausalLM](), 0
+
+    def on_whole(model: CausalLM) -> None:
+        nonlocal alone
+        alone = used_memory(model.device) if model.loaded.hollow else 0
+        if bits is not None:
+            twin.append(model.rounded(bits))
+
+    model = ready_model(target, dtype=dtype, device=device, notice=notice, offload=request, on_whole=on_whole)
     if isinstance(draft, str) and draft == AUTO:
         draft = shipped_head(model) or "ngram"
     resolved = named_tree(tree, profile, draft)
     chosen = verifier_for(verifier, resolved)
-    proposer = _draft(draft, model, draft_numbers(draft, draft_dtype, dtype, model.device), notice)
+    if twin:
+        proposer: Draft = ModelDraft(twin[0], model.loaded.token_count)
+    else:
+        proposer = _draft(draft, model, draft_numbers(draft, draft_dtype, dtype, model.device), notice)
     if model.loaded.hollow is not None:
         fill(model, models_of(model, proposer)[1:], request, alone, resolved.size)
+    for each in twin:  # it shares what the target has only now
+        check_settled(each)
     if compile:
         for own in models_of(model, proposer):
             own.compile(cache_folder("kernels"), notice or (lambda text: None))

@@ -47,10 +47,41 @@ def test_a_draft_in_int8_changes_nothing_that_is_said(cli: Run, tiny: Path) -> N
 
 @pytest.mark.parametrize("option", ["--dtype", "--draft-dtype"])
 def test_an_unknown_format_lists_the_choices(cli: Run, tiny: Path, option: str) -> None:
-    found = _generate(cli, tiny, "--draft", tiny, option, "int4")
+    found = _generate(cli, tiny, "--draft", tiny, option, "int3")
     assert found.code == 2
-    assert "auto, int8, bf16" in found.err
-    assert "'int4'" in found.err
+    assert "auto, int8, int4, bf16" in found.err
+    assert "'int3'" in found.err
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_the_targets_own_rounded_weights_draft_for_it(cli: Run, tiny: Path, bits: int) -> None:
+    plain = json.loads(_generate(cli, tiny, "--dtype", "fp32", "--tree", "off", "--json").out)
+    found = _generate(cli, tiny, "--dtype", "fp32", "--draft", f"self:int{bits}", "--json")
+    answer = json.loads(found.out)
+    assert answer["token_ids"] == plain["token_ids"]
+    assert (answer["draft"], answer["dtype"], answer["draft_dtype"]) == (f"self:int{bits}", "fp32", f"int{bits}")
+    assert answer["draft_path"] == f"lean decoder, int{bits}"
+
+
+def test_the_heading_says_the_drafts_format_once(cli: Run, tiny: Path) -> None:
+    found = _generate(cli, tiny, "--draft", "self:int4", "--stats")
+    assert "draft self:int4 " in found.err
+    assert "self:int4 ·" not in found.err
+    assert "draft passes: lean decoder, int4" in found.err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--draft", "self:int3"], "a draft of the target's own weights is self:int4 or self:int8, not 'self:int3'"),
+        (["--draft", "self"], "is self:int4 or self:int8, not 'self'"),
+        (["--draft", "self:int4", "--draft-dtype", "int8"], "self:int4 names its own number format"),
+    ],
+)
+def test_own_weights_that_there_are_not_are_refused(cli: Run, tiny: Path, options: list[str], message: str) -> None:
+    found = _generate(cli, tiny, *options)
+    assert found.code == 2
+    assert message in " ".join(found.err.split())
 
 
 def test_the_ngram_draft_has_no_weights_to_quantise(cli: Run, tiny: Path) -> None:

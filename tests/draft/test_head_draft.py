@@ -121,7 +121,7 @@ def test_after_every_round_the_cache_is_that_of_the_text_and_its_true_features(
 
 
 @pytest.mark.parametrize("tree", _TREES.values(), ids=_TREES)
-@pytest.mark.parametrize("numbers", [FP32, Numbers(torch.bfloat16), Numbers(torch.bfloat16, int8=True)])
+@pytest.mark.parametrize("numbers", [FP32, Numbers(torch.bfloat16), Numbers(torch.bfloat16, bits=8)])
 def test_greedy_output_is_the_targets(tmp_path: Path, target: CausalLM, tree: Tree, numbers: Numbers) -> None:
     draft, params = tiny_head(tmp_path, target, numbers), SamplingParams(max_tokens=40, temperature=0, ignore_eos=True)
     outputs = []
@@ -135,7 +135,7 @@ def test_greedy_output_is_the_targets(tmp_path: Path, target: CausalLM, tree: Tr
     assert outputs[0] == outputs[1]
 
 
-@pytest.mark.parametrize("numbers", [Numbers(torch.bfloat16), Numbers(torch.bfloat16, int8=True)])
+@pytest.mark.parametrize("numbers", [Numbers(torch.bfloat16), Numbers(torch.bfloat16, bits=8)])
 def test_short_numbers_are_near(tmp_path: Path, target: CausalLM, numbers: Numbers) -> None:
     features = true_features(target, _TEXT, (1, 1, 2))
     found = []
@@ -191,7 +191,7 @@ def test_rounds_without_a_tree_are_caught_up_on(draft: HeadDraft, target: Causal
 
 @pytest.mark.slow
 @pytest.mark.skipif(not any(shutil.which(name) for name in ("g++", "clang++")), reason="no C++ compiler here")
-@pytest.mark.parametrize("numbers", [FP32, Numbers(torch.bfloat16, int8=True)])
+@pytest.mark.parametrize("numbers", [FP32, Numbers(torch.bfloat16, bits=8)])
 def test_compiled_passes_are_the_same(tmp_path: Path, numbers: Numbers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "kernels"))
     target, told = tiny_target(), list[str]()
@@ -212,7 +212,7 @@ def test_compiled_passes_are_the_same(tmp_path: Path, numbers: Numbers, monkeypa
     assert told == []
     assert model.kernels is not PLAIN
     error = (logits() - expected).square().mean().sqrt() / expected.std()
-    assert float(error) < (0.02 if numbers.int8 else 1e-5)
+    assert float(error) < (0.02 if numbers.bits else 1e-5)
 
 
 def test_requests_share_nothing(draft: HeadDraft, target: CausalLM) -> None:

@@ -98,7 +98,7 @@ def test_weights_and_their_originals_do_not_both_stay(tmp_path: Path) -> None:
 
 
 def test_int8_needs_a_cpu() -> None:
-    assert placement.resolve_numbers("int8", _CPU).int8
+    assert placement.resolve_numbers("int8", _CPU).bits == 8
     assert placement.resolve_numbers(torch.int8, _CPU).name == "int8"
     with pytest.raises(UsageError, match="run on CPUs for now, not on cuda"):
         placement.resolve_numbers("int8", torch.device("cuda"))

@@ -91,7 +91,7 @@ def test_auto_dtype_follows_the_processor(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"dtype": "int4"}, "dtype must be one of auto, int8, bf16"),
+        ({"dtype": "int3"}, "dtype must be one of auto, int8, int4, bf16"),
         ({"dtype": torch.int64}, "'torch.int64'"),
         ({"device": "gpu"}, "device must be one of auto, cpu"),
         ({"device": "cuda:99"}, "not 'cuda:99'"),

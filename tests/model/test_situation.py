@@ -30,7 +30,7 @@ def test_it_is_plain_data_and_stays_the_same(folder: Path) -> None:
 
 
 def test_formats_differ(folder: Path) -> None:
-    kinds = [_NUMBERS, Numbers(torch.bfloat16), Numbers(torch.bfloat16, int8=True), Numbers(torch.float32, int8=True)]
+    kinds = [_NUMBERS, Numbers(torch.bfloat16), Numbers(torch.bfloat16, bits=8), Numbers(torch.float32, bits=8)]
     assert len({json.dumps(situation(folder, numbers)) for numbers in kinds}) == 4
 
 

@@ -37,19 +37,20 @@ Target = Annotated[
 Draft = Annotated[
     str,
     typer.Option(
-        help="What proposes tokens: ngram, a smaller model of the same vocabulary, or a head trained for the target.",
+        help="What proposes tokens: ngram, a smaller model of the same vocabulary, a head trained for the target, or "
+        "the target's own weights rounded.",
         show_default="auto: the head shipped for the target, else ngram",
-        metavar="auto|ngram|MODEL|HEAD",
+        metavar="auto|ngram|MODEL|HEAD|self:int4",
         rich_help_panel=_MODELS,
     ),
 ]
-_DTYPES = "auto, int8 (on CPUs), bf16, fp16 or fp32"
+_DTYPES = "auto, int8 (on CPUs), int4, bf16, fp16 or fp32"
 Dtype = Annotated[
     str,
     typer.Option(
         "--dtype",
         "--weights",
-        help=f"Number format of the target: {_DTYPES}. With int8 the target is the quantised model.",
+        help=f"Number format of the target: {_DTYPES}. With int8 or int4 the target is the quantised model.",
         metavar="NAME",
         rich_help_panel=_MODELS,
     ),

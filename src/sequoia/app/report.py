@@ -48,8 +48,9 @@ class Answer:
 def heading(engine: Engine, params: SamplingParams) -> str:
     """What runs: target, draft and tree, on one line where there is room for it."""
     parts = [f"target {engine.target.loaded.name} · {_dtype(engine)} · {_device(engine)}"]
-    draft_dtype = _draft_dtype(engine)
-    parts.append(f"draft {_draft_name(engine)}" + (f" · {draft_dtype}" if draft_dtype else ""))
+    draft, draft_dtype = _draft_name(engine), _draft_dtype(engine)
+    told = draft_dtype is None or draft.endswith(f":{draft_dtype}")  # self:int4
+    parts.append(f"draft {draft}" + ("" if told else f" · {draft_dtype}"))
     parts.append(_tree(engine.tree_for(params)) + plan_mark(engine))
     if engine.verifier.name != "sequoia" and not _is_dynamic(engine.tree):
         parts.append(f"verifier {engine.verifier.name}")

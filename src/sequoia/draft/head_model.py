@@ -54,7 +54,7 @@ class HeadModel(LayerRunner):
         self.loaded = HeadName(name, numbers.name)
         self.taps, self.support, self.device = taps, support, target.device
         self._target, self._numbers, self._size = target, numbers, config.hidden_size
-        self._dtype = torch.float32 if numbers.int8 else numbers.dtype  # of activations
+        self._dtype = torch.float32 if numbers.bits == 8 else numbers.dtype  # of activations
         weights = {
             key: value.to(target.device, numbers.dtype) for key, value in tensors.items() if value.is_floating_point()
         }
@@ -76,11 +76,11 @@ class HeadModel(LayerRunner):
         """Bring the weights into the form that passes run fastest on."""
         packed = can_pack(self._numbers.dtype, self.device)
         for part in self._linears:
-            if self._numbers.int8:
-                part.quantise(release=True)
+            if self._numbers.bits:
+                part.quantise(release=True, bits=self._numbers.bits)
             else:
                 part.settle(packed, release=True)
-        self.is_int8 = self._numbers.int8
+        self.is_int8 = self._numbers.bits == 8
 
     @property
     def path(self) -> str:

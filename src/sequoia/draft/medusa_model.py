@@ -55,11 +55,11 @@ class MedusaModel:
         self.taps = (target.layer_count + 1,)
         self.support = torch.arange(target.loaded.token_count, device=target.device)
         self._heads, self._target = heads, target
-        self._dtype = torch.float32 if numbers.int8 else numbers.dtype
+        self._dtype = torch.float32 if numbers.bits == 8 else numbers.dtype
         packed = can_pack(numbers.dtype, target.device)
         for part in (part for head in heads for part in (*head.blocks, head.output) if part is not None):
-            if numbers.int8:
-                part.quantise(release=True)
+            if numbers.bits:
+                part.quantise(release=True, bits=numbers.bits)
             else:
                 part.settle(packed, release=True)
 

@@ -12,9 +12,12 @@ from torch import Tensor
 from sequoia.errors import UsageError
 from sequoia.model.language_model import LanguageModel, read_ahead
 from sequoia.model.lean.int8 import has_kernels
-from sequoia.model.placement import INT8, Numbers
+from sequoia.model.placement import INT4, INT8, Numbers
 from sequoia.speculate.growth import Frontier, Growth
 from sequoia.speculate.token_tree import TokenTree
+
+OWN_WEIGHTS = {f"self:{INT4}": 4, f"self:{INT8}": 8}
+"""Drafts that are the target's own weights in integers, with the bits of each."""
 
 
 class ModelDraft:
@@ -81,17 +84,36 @@ def draft_numbers(
         draft, asked, target: `draft`, `draft_dtype` and `dtype` as `sequoia.load` takes them.
 
     Raises:
-        UsageError: int8 is asked for what cannot be quantised here.
+        UsageError: int8 or int4 is asked for what cannot be quantised here.
     """
     is_loaded_here = isinstance(draft, (str, PathLike)) and draft != "ngram"
-    if asked in (INT8, torch.int8) and not is_loaded_here:
+    if asked in (INT8, INT4, torch.int8) and not is_loaded_here:
         what = "no model" if isinstance(draft, str) else "an object, which is left whole"
+        name = str(asked).removeprefix("torch.")
         raise UsageError(
-            f"draft_dtype is int8, which only a draft given by name or path can have, and this one is {what}. Leave "
+            f"draft_dtype is {name}, which only a draft given by name or path can have, and this one is {what}. Leave "
             'draft_dtype "auto".'
         )
     if asked != "auto":
         return asked
     if is_loaded_here:
         return INT8 if device.type == "cpu" and has_kernels() else target
-    return "auto" if target in (INT8, torch.int8) else target
+    return "auto" if target in (INT8, INT4, torch.int8) else target
+
+
+def bits_of_own_weights(draft: Any, asked: str | torch.dtype) -> int | None:
+    """Those of a draft that is the target's own weights in integers; None for any other draft.
+
+    Args:
+        draft, asked: `draft` and `draft_dtype` as `sequoia.load` takes them.
+
+    Raises:
+        UsageError: there are no such integers, or another format is asked for.
+    """
+    if not isinstance(draft, str) or draft.partition(":")[0] != "self":
+        return None
+    if draft not in OWN_WEIGHTS:
+        raise UsageError(f"a draft of the target's own weights is {' or '.join(OWN_WEIGHTS)}, not {draft!r}.")
+    if asked != "auto":
+        raise UsageError(f'{draft} names its own number format, and draft_dtype is {asked}. Leave draft_dtype "auto".')
+    return OWN_WEIGHTS[draft]

@@ -10,6 +10,8 @@ import inspect
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
+from copy import copy
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from threading import Thread
@@ -36,6 +38,7 @@ from sequoia.model.offload.disk import DiskLink
 from sequoia.model.offload.gpu import CopyLink
 from sequoia.model.offload.hollow import not_streamable
 from sequoia.model.offload.request import show_bytes
+from sequoia.model.placement import Numbers, resolve_numbers
 
 if TYPE_CHECKING:
     from sequoia.model.kv_cache import KVCache
@@ -106,12 +109,12 @@ class CausalLM:
     def path(self) -> str:
         """Which code runs a pass, for people."""
         loaded = self.loaded
-        packed = not loaded.int8 and loaded.load_again is not None and can_pack(loaded.dtype, self.device)
+        packed = not loaded.bits and loaded.load_again is not None and can_pack(loaded.dtype, self.device)
         if self.memory is not None:
             return f"lean decoder, {loaded.weights}, {self.memory.streamed} of {self.memory.layers} layers streamed"
         if self.is_lean:
             return f"lean decoder, {'packed ' if packed else ''}{loaded.weights}"
-        form = "int8" if loaded.int8 else "packed" if packed else "plain"
+        form = loaded.weights if loaded.bits else "packed" if packed else "plain"
         return f"transformers' modules with {form} linear layers: no lean decoder for {self._config.model_type}"
 
     def settle(self) -> None:
@@ -122,9 +125,9 @@ class CausalLM:
         """
         release = self.loaded.load_again is not None
         packed = can_pack(self.loaded.dtype, self.device) and release
-        self._taken_apart = release and (self.is_lean or packed or self.loaded.int8)
-        if self.loaded.int8:
-            self._quantise(release)
+        self._taken_apart = release and (self.is_lean or packed or self.loaded.bits is not None)
+        if self.loaded.bits:
+            self._quantise(release, self.loaded.bits)
             return
         if self._decoder is not None:
             self._decoder.settle(packed, release)
@@ -189,11 +192,34 @@ class CausalLM:
         if self._compiling is not None:
             self._compiling.join()
 
-    def _quantise(self, release: bool) -> None:
+    def _quantise(self, release: bool, bits: int) -> None:
         if self._decoder is not None:
-            self._decoder.quantise(release)
+            self._decoder.quantise(release, bits)
         else:
-            quantise_modules(self.loaded.model)
+            quantise_modules(self.loaded.model, bits)
+
+    def rounded(self, bits: int) -> CausalLM:
+        """A second model: this one's weights in integers of 8 or 4 bits, made before this one is settled.
+
+        Embedding, norms and head are shared. It can run once this one is settled.
+
+        Raises:
+            ModelError: this one does not run in the lean decoder.
+            UsageError: integers of these many bits do not run on its device.
+        """
+        if self._decoder is None:
+            raise ModelError(
+                f"{self.loaded.name} ({self._config.model_type}) has no lean decoder, which a draft of its own rounded "
+                'weights needs. Choose draft="ngram" or a smaller model.'
+            )
+        name = Numbers(self.loaded.dtype, bits).name
+        resolve_numbers(name, self.device)
+        twin = copy(self)
+        twin.loaded = replace(self.loaded, name=f"self:{name}", numbers=Numbers(self.loaded.dtype, bits), hollow=None)
+        twin.on_pass, twin._compiling = [], None
+        hollow, layers = self.loaded.hollow, self._decoder.recipe.layers
+        twin._decoder = self._decoder.rounded(bits, layers if hollow is None else hollow.filled(layers))
+        return twin
 
     @property
     def whole_model(self) -> Any:

@@ -48,9 +48,9 @@ class LoadedModel:
     """Of a prompt and its answer, where memory is planned for no more."""
 
     @property
-    def int8(self) -> bool:
-        """Whether its linear layers are to be quantised before it speaks."""
-        return self.numbers is not None and self.numbers.int8
+    def bits(self) -> int | None:
+        """Of its linear layers, where they are to be integers before it speaks."""
+        return self.numbers.bits if self.numbers else None
 
     @property
     def weights(self) -> str:

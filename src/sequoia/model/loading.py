@@ -78,15 +78,15 @@ def load_model(
         source: None for the default target; a folder of a transformers model, a .gguf file or a hub name; a model
             object, or a pair of model and tokenizer objects, used in place: switched to evaluation without gradients
             and, where dtype or device are given, moved.
-        dtype: "auto", a name such as "bf16" or "float32", or a torch.dtype. "int8" loads the model as "auto" does, and
-            has its linear layers quantised by whoever runs it.
+        dtype: "auto", a name such as "bf16" or "float32", or a torch.dtype. "int8" and "int4" load the model as "auto"
+            does, and have its linear layers quantised by whoever runs it.
         device: "auto", "cpu", "cuda", "cuda:1", or a torch.device.
         notice: called with a line of text before something that takes more than a second.
         offload: whether the layers' matrices are to be left in their files, which makes a hollow model.
 
     Raises:
-        UsageError: dtype, device or source is not one of these, or int8 is asked for a model object; or what is to be
-            streamed cannot be.
+        UsageError: dtype, device or source is not one of these, or integers are asked for a model object; or what is to
+            be streamed cannot be.
         FileError: a file or folder is missing or damaged.
         ModelError: the model cannot be found, is no causal language model, or does not fit into memory.
     """
@@ -158,10 +158,10 @@ def _from_object(source: Any, dtype: str | torch.dtype | Numbers, device: str | 
     _require_causal(model.config, type(model).__name__)
     place = model.device if device == "auto" else resolve_device(device)
     numbers = Numbers(model.dtype) if dtype == "auto" else resolve_numbers(dtype, place)
-    if numbers.int8:
+    if numbers.bits:
         raise UsageError(
-            "int8 weights take a model apart, and one given as an object is left whole. Save it with save_pretrained "
-            'and give the folder, or leave dtype "auto".'
+            f"{numbers.name} weights take a model apart, and one given as an object is left whole. Save it with "
+            'save_pretrained and give the folder, or leave dtype "auto".'
         )
     number = numbers.dtype
     with quiet():

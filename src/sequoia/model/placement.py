@@ -25,7 +25,7 @@ DTYPES = {
     "float16": torch.float16,
 }
 
-INT8 = "int8"
+INT8, INT4 = "int8", "int4"
 
 
 def resolve_device(device: str | torch.device) -> torch.device:
@@ -69,36 +69,38 @@ def resolve_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype
         return DTYPES[dtype]
     if isinstance(dtype, torch.dtype) and dtype in DTYPES.values():
         return dtype
-    raise UsageError(f"dtype must be one of auto, {INT8}, {', '.join(DTYPES)}, not {str(dtype)!r}.")
+    raise UsageError(f"dtype must be one of auto, {INT8}, {INT4}, {', '.join(DTYPES)}, not {str(dtype)!r}.")
 
 
 @dataclass(frozen=True)
 class Numbers:
     """Number formats of a model."""
 
-    dtype: torch.dtype  # of activations, and of all weights that are not in 8 bit
-    int8: bool = False  # linear layers in 8-bit integers
+    dtype: torch.dtype  # of activations, and of all weights that are not integers
+    bits: int | None = None  # of linear layers in integers: 8 or 4
 
     @property
     def name(self) -> str:
-        """As it is asked for and shown: int8, bf16, fp16 or fp32."""
+        """As it is asked for and shown: int8, int4, bf16, fp16 or fp32."""
         names = (name for name, dtype in DTYPES.items() if dtype == self.dtype)
-        return INT8 if self.int8 else next(names, str(self.dtype).removeprefix("torch."))
+        return f"int{self.bits}" if self.bits else next(names, str(self.dtype).removeprefix("torch."))
 
 
 def resolve_numbers(dtype: str | torch.dtype | Numbers, device: torch.device) -> Numbers:
-    """The formats that `dtype` names: those of `resolve_dtype`, or int8 for the weights beside "auto" for the rest.
+    """The formats that `dtype` names: those of `resolve_dtype`, or integers for the weights and "auto" for the rest.
 
     Raises:
         UsageError: not one of the formats, or not one that runs on this device.
     """
     if isinstance(dtype, Numbers):
         return dtype
+    if dtype == INT4:
+        return Numbers(resolve_dtype("auto", device), bits=4)
     if dtype not in (INT8, torch.int8):
         return Numbers(resolve_dtype(dtype, device))
     if device.type != "cpu":
         raise UsageError(f'int8 weights run on CPUs for now, not on {device}. Use device="cpu" or dtype="bf16".')
-    return Numbers(resolve_dtype("auto", device), int8=True)
+    return Numbers(resolve_dtype("auto", device), bits=8)
 
 
 def cpu_has_bf16() -> bool:

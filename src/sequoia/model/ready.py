@@ -28,6 +28,7 @@ def ready_model(
     notice: Callable[[str], None] | None = None,
     offload: OffloadRequest = RESIDENT,
     mapped: bool = True,
+    on_whole: Callable[[CausalLM], None] | None = None,
 ) -> CausalLM:
     """A model that follows trees exactly, in its fastest form.
 
@@ -37,6 +38,7 @@ def ready_model(
     Args:
         source, dtype, device, notice, offload: see `load_model`; a hollow model is the caller's to fill.
         mapped: whether weights may stay pages of their files, which count as memory while one of them is needed.
+        on_whole: called with the model while its weights are still as they were loaded.
 
     Raises:
         UsageError, FileError, ModelError: see `load_model` and `probe`.
@@ -45,6 +47,8 @@ def ready_model(
     entry = page.find() if page is not None else None
     model = _read(page, entry, source, offload.context) if page is not None and entry is not None else None
     if model is not None:
+        if on_whole is not None:
+            on_whole(model)
         model.settle()
         return model
     loaded = _load(source, dtype, device, notice, offload)
@@ -54,6 +58,8 @@ def ready_model(
     if mapped and loaded.hollow is None:
         page = page or _page(source, dtype, device, offload)  # a GGUF file has a folder only now
     entry = page.describe(model) if page is not None else None
+    if on_whole is not None:
+        on_whole(model)
     settled(model)
     if page is not None and entry is not None:
         _keep(page, entry, model, notice)

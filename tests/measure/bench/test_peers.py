@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_engine import PROMPTS, answer, answers, tiny_engine
+from tiny_engine import PROMPTS, answer, answers, tiny_engine, tokenizer
 
-from sequoia.engine import Engine
+from sequoia.engine import Engine, load
 from sequoia.errors import FileError, UsageError
 from sequoia.measure.bench import llama as llama_module
 from sequoia.measure.bench.clock import PassClock
@@ -134,6 +134,12 @@ def test_what_cannot_be_asked_is_refused(engine: Engine, prompt: list[int], name
 def test_assisted_needs_a_model() -> None:
     with pytest.raises(UsageError, match=r"needs a draft that is a model.*--draft MODEL"):
         answers(["transformers-assisted"], tiny_engine("ngram"), [3], GREEDY)
+
+
+def test_assisted_needs_a_model_with_modules_of_its_own() -> None:
+    target = tiny_engine("ngram").target_model, tokenizer()
+    with pytest.raises(UsageError, match="in modules of its own, and self:int4 has none"):
+        answers(["transformers-assisted"], load(target, "self:int4", device="cpu"), [3], GREEDY)
 
 
 def test_transformers_take_no_file(engine: Engine) -> None:

@@ -351,6 +351,12 @@ def test_target_and_draft_must_be_two_objects(tmp_path: Path) -> None:
         run_bench(load(pair, pair), PROMPTS, JOB, tmp_path)
 
 
+def test_a_targets_own_rounded_weights_may_draft(tmp_path: Path) -> None:
+    target = tiny_llama(VOCAB, 1, device="cpu").model, tokenizer()
+    results = run_bench(load(target, "self:int4", device="cpu"), PROMPTS, JOB, tmp_path)
+    assert results.rounds
+
+
 # Pictures, the machine, and the page of the docs
 
 

@@ -29,7 +29,7 @@ def _own_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def _settled(family: str, dtype: str) -> CausalLM:
     loaded = loaded_here(tiny(family), "fp32")
-    model = CausalLM(replace(loaded, numbers=Numbers(torch.float32, int8=dtype == "int8")))
+    model = CausalLM(replace(loaded, numbers=Numbers(torch.float32, bits=8 if dtype == "int8" else None)))
     model.settle()
     return model
 

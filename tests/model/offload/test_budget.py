@@ -67,7 +67,7 @@ def test_requests_that_make_no_sense(arguments: tuple[str, str | None, int | Non
 
 def test_what_cannot_be_streamed_there() -> None:
     with pytest.raises(UsageError, match="not as int8"):
-        OffloadRequest("disk").check(Numbers(torch.bfloat16, int8=True), torch.device("cpu"))
+        OffloadRequest("disk").check(Numbers(torch.bfloat16, bits=8), torch.device("cpu"))
     with pytest.raises(UsageError, match='"host" streams to a CUDA device, not to cpu'):
         OffloadRequest("host").check(Numbers(torch.bfloat16), torch.device("cpu"))
 

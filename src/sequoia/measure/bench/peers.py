@@ -47,7 +47,7 @@ def peer_method(name: str, engine: Engine, clock: PassClock, gguf: Path | None =
         )
     clock.watch(engine.target_model)
     # transformers runs the weights as they were before they were quantised: another model, which claims nothing.
-    same_as = None if engine.target.loaded.int8 else PLAIN
+    same_as = None if engine.target.loaded.bits else PLAIN
     if name == "transformers-assisted":
         return Method(name, _transformers(name, engine, assistant=_assistant(engine)), same_as=same_as, spec=name)
     lookup = {"prompt_lookup_num_tokens": LOOKUP_TOKENS} if name == "transformers-lookup" else {}
@@ -58,6 +58,11 @@ def _assistant(engine: Engine) -> Any:
     draft = engine.draft
     if not isinstance(draft, ModelDraft) or not isinstance(draft.model, CausalLM):
         raise UsageError("transformers-assisted needs a draft that is a model, and this one is not. Add --draft MODEL.")
+    if draft.model.loaded.model is engine.target.loaded.model:
+        raise UsageError(
+            f"transformers-assisted runs a draft in modules of its own, and {draft.model.loaded.name} has none. Add "
+            "--draft MODEL."
+        )
     return draft.model.whole_model
 
 

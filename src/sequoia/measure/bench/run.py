@@ -187,7 +187,9 @@ def _warm_up_request(engine: Engine, job: Job, setting: Setting, longest: int) -
 
 def _require_two_models(engine: Engine) -> None:
     draft = engine.draft.model if isinstance(engine.draft, ModelDraft) else None
-    if isinstance(draft, CausalLM) and draft.loaded.model is engine.target_model:
+    if not isinstance(draft, CausalLM) or draft.loaded.bits:  # integers are no modules' own
+        return
+    if draft.loaded.model is engine.target_model:
         raise UsageError("target and draft are one model object, so that their passes cannot be told apart. Load two.")
 
 

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from sequoia.model.lean.cache import LeanCache
 from sequoia.model.lean.fused import PLAIN, Kernels
 from sequoia.model.lean.inputs import Rotation
 from sequoia.model.lean.int8 import Int8Rows, quantised
-from sequoia.model.lean.linear import Gated, Linear
+from sequoia.model.lean.linear import Gated, Linear, can_pack
 from sequoia.model.placement import return_freed_memory
 
 
@@ -89,6 +89,11 @@ class Layer:
     @property
     def linears(self) -> Sequence[Linear | Gated]:
         return self.qkv, self.out, self.up, self.down
+
+    def rounded(self, bits: int) -> Layer:
+        """Another one, of these weights in integers of 8 or 4 bits; norms are shared. See `Linear.rounded`."""
+        qkv, out, down = (linear.rounded(bits) for linear in (self.qkv, self.out, self.down))
+        return replace(self, qkv=qkv, out=out, up=self.up.rounded(bits), down=down)
 
 
 @dataclass(frozen=True)
@@ -219,14 +224,33 @@ class LeanDecoder(LayerRunner):
             return_freed_memory()
         self.recipe.head.settle(packed and not self.recipe.shares_head, release)
 
-    def quantise(self, release: bool) -> None:
-        """See `Linear.quantise`; norms, embeddings and positions stay as they are."""
+    def quantise(self, release: bool, bits: int = 8) -> None:
+        """See `Linear.quantise`; norms, embeddings and positions stay as they are, and of 4 bits the head too."""
         for layer in self.recipe.layers:
             for linear in layer.linears:
-                linear.quantise(release)
+                linear.quantise(release, bits)
             return_freed_memory()
-        self.recipe.head.quantise(release)
-        self.is_int8 = True
+        self.is_int8 = bits == 8
+        if self.is_int8:
+            self.recipe.head.quantise(release)
+        else:
+            packed = release and can_pack(self._dtype, self._device)
+            self.recipe.head.settle(packed and not self.recipe.shares_head, release)
+
+    def rounded(self, bits: int, layers: Iterable[Layer]) -> LeanDecoder:
+        """Another decoder, of these weights in integers of 8 or 4 bits, before they are settled.
+
+        Args:
+            layers: the recipe's, each with its weights.
+
+        Embedding, norms and head are shared, so that the head is there once this one's is settled.
+        """
+        rounded = [layer.rounded(bits) for layer in layers]
+        twin = copy(self)
+        twin.recipe = replace(self.recipe, layers=rounded)
+        twin.is_int8 = bits == 8
+        twin.layers = lambda: nullcontext(rounded)
+        return twin
 
     def forward(
         self,
@@ -265,7 +289,10 @@ class LeanDecoder(LayerRunner):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Of rows that have been through all layers."""
-        return self.recipe.head(self.normed(self.recipe.norm, hidden), self.kernels)
+        norm, head = self.recipe.norm, self.recipe.head
+        if self.is_int8 and not head.is_int8:  # one that is shared
+            return head(norm(hidden, self.kernels).to(self._dtype), self.kernels)
+        return head(self.normed(norm, hidden), self.kernels)
 
     def _write_last(self, features: Features, start: int, hidden: Tensor) -> None:
         layers = len(self.recipe.layers)

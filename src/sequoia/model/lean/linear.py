@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sequoia.model.lean.fused import PLAIN, Kernels
+from sequoia.model.lean.int4 import Int4Weight
 from sequoia.model.lean.int8 import Int8Rows, Int8Weight, quantised
 
 Activation = Callable[[Tensor], Tensor]
@@ -47,14 +49,17 @@ class Linear:
         self._weight: Tensor | None = None
         self._packed: Tensor | None = None
         self._int8: Int8Weight | None = None
+        self._int4: Int4Weight | None = None
         has_bias = any(getattr(module, "bias", None) is not None for module in modules)
         self._bias = torch.cat([_bias(module) for module in modules]) if has_bias else None
 
     def __call__(self, rows: Tensor | Int8Rows, kernels: Kernels = PLAIN) -> Tensor:
-        """[rows, in] → [rows, out], in 32 bit once quantised. Only then may rows be, too."""
+        """[rows, in] → [rows, out], in 32 bit once it has 8. Only then may rows be, too."""
         if self._int8 is not None:
             return self._int8(_in_8_bit(rows), kernels)
         assert isinstance(rows, Tensor)
+        if self._int4 is not None:
+            return self._int4(rows)
         if self._packed is not None:
             packed: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._packed, self._bias, "none", [], "")
             return packed
@@ -92,7 +97,15 @@ class Linear:
 
     def beside(self, other: Linear) -> Linear:
         """Both as one, this one's outputs first; before either is settled."""
-        return Linear([*self.modules, *other.modules])
+        both = Linear([*self.modules, *other.modules])
+        if self._weight is not None and other._weight is not None:
+            both._weight = torch.cat([self._weight, other._weight])
+        return both
+
+    @property
+    def is_int8(self) -> bool:
+        """Whether it was quantised to 8 bits."""
+        return self._int8 is not None
 
     def _combined(self, rows: Tensor, other: Tensor, operation: str) -> Tensor:
         combined: Tensor = torch.ops.mkldnn._linear_pointwise.binary(rows, other, self._packed, self._bias, operation)
@@ -127,10 +140,20 @@ class Linear:
             self._weight = weight
         self._forget(release)
 
-    def quantise(self, release: bool) -> None:
-        """One matrix in 8-bit integers from now on; `release` as for `settle`."""
-        self._int8 = Int8Weight(self._whole(), self._bias)
+    def quantise(self, release: bool, bits: int = 8) -> None:
+        """One matrix in integers of 8 or 4 bits from now on; `release` as for `settle`."""
+        if bits == 8:
+            self._int8 = Int8Weight(self._whole(), self._bias)
+        else:
+            self._int4 = Int4Weight(self._whole(), self._bias)
+        self._weight = None
         self._forget(release)
+
+    def rounded(self, bits: int) -> Linear:
+        """Another layer, of these weights in integers; this one, not settled yet, stays as it is."""
+        twin = copy(self)
+        twin.quantise(release=False, bits=bits)
+        return twin
 
     def _forget(self, release: bool) -> None:
         for module in self.modules if release else ():
@@ -157,10 +180,20 @@ class Gated:
         self.gate.settle(packed, release)
         self.up.settle(packed, release)
 
-    def quantise(self, release: bool) -> None:
+    def quantise(self, release: bool, bits: int = 8) -> None:
         """See `Linear.quantise`."""
-        self._both = self.gate.beside(self.up)
-        self._both.quantise(release)
+        if bits == 8:
+            self._both = self.gate.beside(self.up)
+            self._both.quantise(release)
+        else:
+            self.gate.quantise(release, bits)
+            self.up.quantise(release, bits)
+
+    def rounded(self, bits: int) -> Gated:
+        """See `Linear.rounded`."""
+        twin = Gated(copy(self.gate), copy(self.up))
+        twin.quantise(release=False, bits=bits)
+        return twin
 
 
 def _in_8_bit(rows: Tensor | Int8Rows) -> Int8Rows:
@@ -189,9 +222,10 @@ def pack_modules(model: Any) -> None:
     _replace(model, lambda linear: linear.settle(packed=True, release=True), left)
 
 
-def quantise_modules(model: nn.Module) -> None:
-    """The same in 8-bit integers."""
-    _replace(model, lambda linear: linear.quantise(release=True))
+def quantise_modules(model: Any, bits: int = 8) -> None:
+    """The same in integers of 8 or 4 bits; of 4, the head stays as it is."""
+    left = model.get_output_embeddings() if bits == 4 else None
+    _replace(model, lambda linear: linear.quantise(release=True, bits=bits), left)
 
 
 def _replace(model: nn.Module, settle: Callable[[Linear], None], left: nn.Module | None = None) -> None:

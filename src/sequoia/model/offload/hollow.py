@@ -7,16 +7,14 @@ needed.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from accelerate import init_empty_weights
 from torch import nn
-from transformers import AutoModelForCausalLM
 
 from sequoia.errors import ModelError
 from sequoia.model.lean.recipes import FAMILIES
@@ -24,6 +22,7 @@ from sequoia.model.offload.files import Read
 from sequoia.model.offload.source import WeightSource
 
 _FEWEST_LAYERS = 2  # of a sample
+_Layer = TypeVar("_Layer")
 
 
 @dataclass(frozen=True)
@@ -42,6 +41,18 @@ class Hollow:
             FileError: one cannot be read.
         """
         _give(self.model, {name: name for name in self.matrices[layer]}, self.source, self.device)
+
+    def filled(self, layers: Iterable[_Layer]) -> Iterator[_Layer]:
+        """All of them in order, each with its matrices until the next is asked for.
+
+        Raises:
+            FileError: one cannot be read.
+        """
+        for number, layer in enumerate(layers):
+            self.fill(number)
+            yield layer
+            meta = {name: self.model.get_parameter(name).to("meta") for name in self.matrices[number]}
+            _take(self.model, meta)
 
 
 def hollow_model(config: Any, dtype: torch.dtype, device: torch.device, folder: Path, read: Read = os.preadv) -> Hollow:
@@ -105,6 +116,9 @@ def _sampled(config: Any) -> list[int]:
 
 
 def _empty(config: Any, dtype: torch.dtype, device: torch.device) -> Any:
+    from accelerate import init_empty_weights
+    from transformers import AutoModelForCausalLM  # which takes seconds, and only models that are streamed need it here
+
     causal_lm: Any = AutoModelForCausalLM
     with init_empty_weights(include_buffers=False):
         model = causal_lm.from_config(config, dtype=dtype)

@@ -72,9 +72,9 @@ class OffloadRequest:
         Raises:
             UsageError: they cannot.
         """
-        if numbers.int8:
+        if numbers.bits:
             raise UsageError(
-                'weights are streamed as bf16, fp16 or fp32, not as int8. Use dtype="auto" or offload="off".'
+                f'weights are streamed as bf16, fp16 or fp32, not as {numbers.name}. Use dtype="auto" or offload="off".'
             )
         if device.type != ("cpu" if self.kind in ("auto", "disk") else "cuda"):
             where = {"disk": "a CPU's memory", "host": "a CUDA device"}.get(self.kind, "a CPU's memory")
