@@ -6,6 +6,7 @@ import _thread
 import errno
 import gc
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -41,6 +42,14 @@ class Disk:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return saved(tiny("llama", {"num_hidden_layers": 6}), tmp_path / "tiny", torch.bfloat16, "24KB")
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Ctrl-C counts, also where the tests were started in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def at_work(folder: Path, disk: Disk) -> tuple[Engine, tuple[int, ...]]:
@@ -141,6 +150,7 @@ def test_a_file_that_was_replaced_is_read_on(folder: Path) -> None:
     assert made.generate(PROMPT, GREEDY).token_ids == expected
 
 
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("seconds", [0.0, 0.2], ids=["quick disk", "slow disk"])
 def test_ctrl_c_at_any_moment(seconds: float, folder: Path) -> None:
     disk = Disk()
@@ -150,8 +160,9 @@ def test_ctrl_c_at_any_moment(seconds: float, folder: Path) -> None:
         time.sleep(seconds)
         return os.preadv(descriptor, buffers, offset)
 
-    def endlessly() -> None:
-        while True:
+    def long() -> None:
+        started = time.monotonic()
+        while time.monotonic() - started < 10 * SOON:
             made.generate(PROMPT, SamplingParams(max_tokens=100, temperature=0.0, ignore_eos=True))
 
     for after in (0.01, 0.05, 0.13, 0.31):
@@ -159,7 +170,7 @@ def test_ctrl_c_at_any_moment(seconds: float, folder: Path) -> None:
         timer = threading.Timer(after, _thread.interrupt_main)
         timer.start()
         with soon(), pytest.raises(KeyboardInterrupt):
-            endlessly()
+            long()
         disk.fault = None
         assert made.generate(PROMPT, GREEDY).token_ids == expected
 
