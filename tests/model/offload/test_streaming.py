@@ -13,14 +13,15 @@ from pathlib import Path
 import pytest
 import torch
 from streamed import TREE, engine, resident, saved, streamed
-from tiny_models import VOCAB, TreeRun, ids, tiny, variant
+from tiny_models import VOCAB, TreeRun, assert_close, ids, tiny, variant
 from torch import Tensor
 
+import sequoia
 from sequoia.engine import Engine
 from sequoia.errors import FileError, ModelError
 from sequoia.model.causal_lm import CausalLM
 from sequoia.model.loading import LoadedModel, load_hollow, load_model
-from sequoia.model.probe import proved
+from sequoia.model.probe import proved, settled
 from sequoia.params import SamplingParams
 from sequoia.tree.shape import TreeShape
 
@@ -167,3 +168,31 @@ def test_same_text_of_the_default_model(dtype: torch.dtype, smollm2: LoadedModel
     params = SamplingParams(max_tokens=24, temperature=0.0)
     for prompt in ("Why is the sky blue?", "def add(first, second):", "One, two, three, one, two, three,"):
         assert there.generate(prompt, params).token_ids == here.generate(prompt, params).token_ids
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "gpt2"])
+def test_its_own_weights_are_rounded_layer_by_layer(family: str, bits: int, tmp_path: Path) -> None:
+    """They give what those of the resident model give, and the hollow one is as hollow as before."""
+    folder = saved(tiny(family, FOUR.get(family, {})), tmp_path, torch.float32)
+    target = CausalLM(load_model(folder, dtype="fp32", device="cpu"))
+    expected = target.rounded(bits)
+    settled(target)
+    hollow = proved(load_hollow(folder, folder.name, torch.float32, torch.device("cpu")))
+    assert hollow.loaded.hollow is not None
+    names = {name for name, weight in hollow.loaded.hollow.model.named_parameters() if weight.is_meta}
+    twin = hollow.rounded(bits)
+    assert {name for name, weight in hollow.loaded.hollow.model.named_parameters() if weight.is_meta} == names
+    assert names
+    assert twin.loaded.hollow is None
+    assert_close(both(twin), both(expected))
+
+
+@pytest.mark.parametrize("draft", ["self:int4", "self:int8"])
+def test_its_own_weights_draft_for_it(draft: str, tmp_path: Path) -> None:
+    folder = saved(tiny("llama", FOUR["llama"]), tmp_path, torch.float32)
+    expected = sequoia.load(folder, draft, "optimal:16x4", dtype="fp32", device="cpu", offload="off")
+    found = sequoia.load(folder, draft, "optimal:16x4", dtype="fp32", device="cpu", offload="disk", context=64)
+    assert found.memory is not None
+    assert found.generate(PROMPT, GREEDY).token_ids == expected.generate(PROMPT, GREEDY).token_ids
+    assert found.stats.mean_accepted_length == expected.stats.mean_accepted_length > 1.2
