@@ -19,6 +19,7 @@ from sequoia.errors import FileError
 from sequoia.model import kept, ready, situation
 from sequoia.model.causal_lm import CausalLM
 from sequoia.model.kept import Page
+from sequoia.model.lean.linear import can_pack
 from sequoia.model.ready import ready_model
 from sequoia.params import SamplingParams
 
@@ -66,6 +67,22 @@ def test_the_second_start_loads_and_proves_nothing(folder: Path, loads: list[Any
         assert (model.vocab_size, model.context_length, model.device.type) == (24, 64, "cpu")
     assert first.path == second.path
     assert second.loaded.tokenizer("w3 w7")["input_ids"] == first.loaded.tokenizer("w3 w7")["input_ids"]
+
+
+@pytest.mark.parametrize("stored", [torch.bfloat16, torch.float32])
+def test_a_tied_head_is_packed_where_the_embedding_stays_in_its_file(tmp_path: Path, stored: torch.dtype) -> None:
+    """As bf16 files are mapped to memory and others are not; the first start and a later one alike."""
+    model = tiny_model(initializer_range=0.3, tie_word_embeddings=True).to(stored)
+    model.save_pretrained(tmp_path / "tied")
+    for _ in range(2):
+        ready = ready_model(tmp_path / "tied", dtype="bf16", device="cpu")
+        assert ready.recipe is not None
+        assert ready.recipe.shares_head
+        assert ready.recipe.packs_head == (stored == torch.bfloat16)
+        packed = ready.recipe.head._packed is not None
+        assert packed == (ready.recipe.packs_head and can_pack(torch.bfloat16, ready.device))
+        assert torch.equal(ready.head_weight(), model.lm_head.weight.bfloat16())
+        assert torch.equal(ready.embed(torch.arange(24)), ready.head_weight())
 
 
 def test_formats_are_proved_one_by_one(folder: Path, loads: list[Any], own_cache: Path) -> None:

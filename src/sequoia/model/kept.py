@@ -31,7 +31,7 @@ from sequoia.model.lean.described import NotPlainError, Read, described, rebuilt
 from sequoia.model.loaded import LoadedModel
 from sequoia.model.outline import Config, Outline
 from sequoia.model.placement import Numbers
-from sequoia.model.tensor_files import tensor_places
+from sequoia.model.tensor_files import TensorPlace, tensor_places
 
 _PAGE = "sequoia"  # the metadata's key
 
@@ -81,7 +81,8 @@ class Page:
         if model.recipe is None or config.get_text_config() is not config or loaded.load_again is None:
             return None
         try:
-            recipe, tensors = described(model.recipe, loaded.model, _reader(self.folder, self.numbers.dtype))
+            read = _reader(tensor_places(self.folder), self.numbers.dtype)
+            recipe, tensors = described(model.recipe, loaded.model, read)
             content = {
                 "situation": self.situation,
                 "config": config.to_dict(),
@@ -124,7 +125,9 @@ class Page:
         Raises:
             KeyError, TypeError, ValueError, SafetensorError: the page is damaged.
         """
-        recipe = rebuilt(entry.content["recipe"], entry.tensors, cache(_reader(self.folder, self.numbers.dtype)))
+        places, dtype = tensor_places(self.folder), self.numbers.dtype
+        recipe = rebuilt(entry.content["recipe"], entry.tensors, cache(_reader(places, dtype)))
+        recipe = replace(recipe, mapped=all(place.is_float and place.dtype == dtype for place in places.values()))
         loaded = LoadedModel(
             self._outline(entry), tokenizer, self.name, load_again, self.numbers, most_tokens=most_tokens
         )
@@ -142,8 +145,7 @@ def _facts(model: CausalLM) -> tuple[object, ...]:
     return model.vocab_size, model.context_length, model.layer_types, model.window, loaded.eos_ids, loaded.token_count
 
 
-def _reader(folder: Path, dtype: torch.dtype) -> Read:
+def _reader(places: Mapping[str, TensorPlace], dtype: torch.dtype) -> Read:
     """Reads tensors of a folder's files; those that have the format already stay mapped to the file."""
-    places = tensor_places(folder)
     files: dict[Path, Any] = {file: safe_open(file, "pt") for file in {place.file for place in places.values()}}
     return lambda name: files[places[name].file].get_tensor(name).to(dtype)

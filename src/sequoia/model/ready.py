@@ -58,6 +58,9 @@ def ready_model(
     if mapped and loaded.hollow is None:
         page = page or _page(source, dtype, device, offload)  # a GGUF file has a folder only now
     entry = page.describe(model) if page is not None else None
+    if page is not None and entry is not None and loaded.load_again is not None:
+        model = page.model(entry, loaded.tokenizer, loaded.load_again, offload.context)  # as later starts have it
+    del loaded
     if on_whole is not None:
         on_whole(model)
     settled(model)

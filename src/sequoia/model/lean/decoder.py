@@ -116,6 +116,12 @@ class Recipe:
     norm: Norm
     head: Linear
     shares_head: bool  # whether the head's weight is the embedding's, which is needed as it is
+    mapped: bool = False  # whether the embedding is pages of its file, beside which a packed head can lie in memory
+
+    @property
+    def packs_head(self) -> bool:
+        """Whether a packed head takes no memory that was not taken before."""
+        return self.mapped or not self.shares_head
 
 
 class LayerRunner:
@@ -222,7 +228,7 @@ class LeanDecoder(LayerRunner):
             for linear in layer.linears:
                 linear.settle(packed, release)
             return_freed_memory()
-        self.recipe.head.settle(packed and not self.recipe.shares_head, release)
+        self.recipe.head.settle(packed and self.recipe.packs_head, release)
 
     def quantise(self, release: bool, bits: int = 8) -> None:
         """See `Linear.quantise`; norms, embeddings and positions stay as they are, and of 4 bits the head too."""
@@ -235,7 +241,7 @@ class LeanDecoder(LayerRunner):
             self.recipe.head.quantise(release)
         else:
             packed = release and can_pack(self._dtype, self._device)
-            self.recipe.head.settle(packed and not self.recipe.shares_head, release)
+            self.recipe.head.settle(packed and self.recipe.packs_head, release)
 
     def rounded(self, bits: int, layers: Iterable[Layer]) -> LeanDecoder:
         """Another decoder, of these weights in integers of 8 or 4 bits, before they are settled.
