@@ -1,7 +1,9 @@
 """Proved models on record: what a later start in an identical situation needs to run one, without transformers' modules
 and without the proof.
 
-A page holds no weights but the smallest ones. It names the others in the model's own files, from which they are read.
+A page holds no weights but the smallest ones, and the embedding where the model's files have it in another number
+format, so that it can always stay pages of a file. The others it names in the model's own files, from which they are
+read.
 """
 
 from __future__ import annotations
@@ -21,19 +23,21 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors.torch import save_file
 from torch import Tensor
 
 from sequoia.errors import FileError
 from sequoia.model.causal_lm import CausalLM
 from sequoia.model.gguf_cache import cache_folder
 from sequoia.model.lean.described import NotPlainError, Read, described, rebuilt
+from sequoia.model.lean.inputs import Embedding
 from sequoia.model.loaded import LoadedModel
 from sequoia.model.outline import Config, Outline
 from sequoia.model.placement import Numbers
 from sequoia.model.tensor_files import TensorPlace, tensor_places
 
 _PAGE = "sequoia"  # the metadata's key
+_CAST = "cast: "  # begins the key of a tensor of the model's in another format than its files have
 
 
 @dataclass(frozen=True)
@@ -81,8 +85,9 @@ class Page:
         if model.recipe is None or config.get_text_config() is not config or loaded.load_again is None:
             return None
         try:
-            read = _reader(tensor_places(self.folder), self.numbers.dtype)
-            recipe, tensors = described(model.recipe, loaded.model, read)
+            places = tensor_places(self.folder)
+            recipe, tensors = described(model.recipe, loaded.model, _reader(places, self.numbers.dtype))
+            tensors |= _cast_embedding(model, places)
             content = {
                 "situation": self.situation,
                 "config": config.to_dict(),
@@ -95,27 +100,30 @@ class Page:
         outlined = CausalLM(replace(loaded, model=self._outline(entry)), recipe=model.recipe)
         return entry if _facts(outlined) == _facts(model) else None
 
+    def forget(self) -> None:
+        """Keep nothing."""
+        with suppress(OSError):
+            self.path.unlink()
+
     def write(self, entry: Entry) -> None:
         """Keep it, in place of an earlier one.
 
         Raises:
             FileError: the cache cannot be written.
         """
-        data = save(entry.tensors, {_PAGE: json.dumps(entry.content)})
         folder = self.path.parent
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with NamedTemporaryFile(dir=folder, prefix=".", suffix=".part", delete=False) as file:
                 try:
-                    file.write(data)
-                    file.close()
+                    save_file(entry.tensors, file.name, {_PAGE: json.dumps(entry.content)})
                     os.replace(file.name, self.path)
                 except BaseException:
                     with suppress(OSError):
                         os.unlink(file.name)
                     raise
-        except OSError as error:
-            raise FileError(f"cannot write {self.path}: {error.strerror or error}.") from error
+        except (OSError, SafetensorError) as error:
+            raise FileError(f"cannot write {self.path}: {getattr(error, 'strerror', None) or error}.") from error
 
     def model(
         self, entry: Entry, tokenizer: Any, load_again: Callable[[], LoadedModel], most_tokens: int | None = None
@@ -125,9 +133,13 @@ class Page:
         Raises:
             KeyError, TypeError, ValueError, SafetensorError: the page is damaged.
         """
-        places, dtype = tensor_places(self.folder), self.numbers.dtype
-        recipe = rebuilt(entry.content["recipe"], entry.tensors, cache(_reader(places, dtype)))
-        recipe = replace(recipe, mapped=all(place.is_float and place.dtype == dtype for place in places.values()))
+        cast = {key.removeprefix(_CAST): tensor for key, tensor in entry.tensors.items() if key.startswith(_CAST)}
+        from_files = cache(_reader(tensor_places(self.folder), self.numbers.dtype))
+
+        def read(name: str) -> Tensor:
+            return cast[name] if name in cast else from_files(name)
+
+        recipe = replace(rebuilt(entry.content["recipe"], entry.tensors, read), mapped=True)
         loaded = LoadedModel(
             self._outline(entry), tokenizer, self.name, load_again, self.numbers, most_tokens=most_tokens
         )
@@ -143,6 +155,16 @@ def _facts(model: CausalLM) -> tuple[object, ...]:
     """What is read from a model's configs."""
     loaded = model.loaded
     return model.vocab_size, model.context_length, model.layer_types, model.window, loaded.eos_ids, loaded.token_count
+
+
+def _cast_embedding(model: CausalLM, places: Mapping[str, TensorPlace]) -> dict[str, Tensor]:
+    """The embedding, where the files have it in another format than the model."""
+    assert model.recipe is not None
+    assert isinstance(model.recipe.embed, Embedding)
+    table = model.recipe.embed.tokens
+    parameters = model.loaded.model.named_parameters()
+    name = next(name for name, parameter in parameters if parameter.data_ptr() == table.data_ptr())
+    return {} if places[name].dtype == table.dtype else {_CAST + name: table}
 
 
 def _reader(places: Mapping[str, TensorPlace], dtype: torch.dtype) -> Read:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from sequoia.errors import FileError
+from sequoia.errors import FileError, ModelError
 from sequoia.model.causal_lm import CausalLM
 from sequoia.model.gguf_cache import DEFAULT_TARGET, gguf_name, known_folder, packaged_gguf
 from sequoia.model.kept import Entry, Page
 from sequoia.model.loaded import LoadedModel
 from sequoia.model.offload.request import RESIDENT, OffloadRequest
-from sequoia.model.placement import Numbers, check_memory, resolve_device, resolve_numbers
+from sequoia.model.placement import Numbers, check_memory, resolve_device, resolve_numbers, return_freed_memory
 from sequoia.model.probe import probed, settled
 from sequoia.model.situation import situation
 from sequoia.model.tokenizing import class_name, read_tokenizer
@@ -51,22 +52,42 @@ def ready_model(
             on_whole(model)
         model.settle()
         return model
+    model = _proved(source, dtype, device, notice, offload, mapped)
+    if on_whole is not None:
+        on_whole(model)
+    try:
+        return settled(model)
+    except ModelError:
+        if page is not None:
+            page.forget()
+        raise
+
+
+def _proved(
+    source: Any,
+    dtype: str | torch.dtype | Numbers,
+    device: str | torch.device,
+    notice: Callable[[str], None] | None,
+    offload: OffloadRequest,
+    mapped: bool,
+) -> CausalLM:
+    """A model that is loaded and probed, and from now on read as later starts read it, where it can be."""
     loaded = _load(source, dtype, device, notice, offload)
     if not mapped and loaded.load_again is not None:
         unmap(loaded)
     model = probed(loaded)
-    if mapped and loaded.hollow is None:
-        page = page or _page(source, dtype, device, offload)  # a GGUF file has a folder only now
+    page = _page(source, dtype, device, offload) if mapped and loaded.hollow is None else None
     entry = page.describe(model) if page is not None else None
-    if page is not None and entry is not None and loaded.load_again is not None:
-        model = page.model(entry, loaded.tokenizer, loaded.load_again, offload.context)  # as later starts have it
-    del loaded
-    if on_whole is not None:
-        on_whole(model)
-    settled(model)
-    if page is not None and entry is not None:
-        _keep(page, entry, model, notice)
-    return model
+    again = loaded.load_again
+    if page is None or entry is None or again is None or not _keep(page, entry, loaded.tokenizer, notice):
+        return model
+    tokenizer, written = loaded.tokenizer, page.find()
+    if written is None:
+        return model
+    del loaded, model, entry
+    gc.collect()  # transformers' modules, before others take as much memory
+    return_freed_memory()
+    return page.model(written, tokenizer, again, offload.context)
 
 
 def _page(
@@ -126,13 +147,16 @@ def _read(page: Page, entry: Entry, source: Any, most_tokens: int | None) -> Cau
         return None
 
 
-def _keep(page: Page, entry: Entry, model: CausalLM, notice: Callable[[str], None] | None) -> None:
-    entry.content["tokenizer"] = class_name(page.known_as, model.loaded.tokenizer)
+def _keep(page: Page, entry: Entry, tokenizer: Any, notice: Callable[[str], None] | None) -> bool:
+    """Whether it could be written."""
+    entry.content["tokenizer"] = class_name(page.known_as, tokenizer)
     try:
         page.write(entry)
     except FileError as error:
         if notice is not None:
             notice(f"the next start will not be faster: {error}")
+        return False
+    return True
 
 
 def _load(

@@ -116,7 +116,7 @@ class Recipe:
     norm: Norm
     head: Linear
     shares_head: bool  # whether the head's weight is the embedding's, which is needed as it is
-    mapped: bool = False  # whether the embedding is pages of its file, beside which a packed head can lie in memory
+    mapped: bool = False  # whether the embedding is pages of a file, beside which a packed head can lie in memory
 
     @property
     def packs_head(self) -> bool:
