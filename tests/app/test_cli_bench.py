@@ -8,6 +8,7 @@ import re
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -203,7 +204,7 @@ def asked(cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(run_module, "run_bench", run_bench)
-    monkeypatch.setattr(sequoia.engine, "load", lambda *_, **__: None)
+    monkeypatch.setattr(sequoia.engine, "load", lambda *_, **__: SimpleNamespace(memory=None))
     return call
 
 
@@ -243,7 +244,7 @@ def test_threads_are_set_before_loading(asked, monkeypatch):
 
     calls = []
     monkeypatch.setattr(torch, "set_num_threads", calls.append)
-    monkeypatch.setattr(sequoia.engine, "load", lambda *_, **__: calls.append("load"))
+    monkeypatch.setattr(sequoia.engine, "load", lambda *_, **__: calls.append("load") or SimpleNamespace(memory=None))
     asked("--threads", 1)
     assert calls == [1, "load"]
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -99,7 +100,7 @@ def test_ctrl_c_exits_130_and_leaves_nothing_behind() -> None:
         # Tests that run in the background may have Ctrl-C ignored, and would pass that on.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
-    time.sleep(4)
+    wait_until_at_work(process.pid)
     try:
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does, to all of them
         out, err = process.communicate(timeout=60)
@@ -109,6 +110,15 @@ def test_ctrl_c_exits_130_and_leaves_nothing_behind() -> None:
     assert process.returncode == 130
     assert (out, err) == ("", "")
     assert all_gone(process.pid)
+
+
+def wait_until_at_work(pid: int) -> None:
+    """Until it has helpers, where the system tells."""
+    children = Path(f"/proc/{pid}/task/{pid}/children")
+    deadline = time.monotonic() + 60
+    while children.exists() and not children.read_text().strip() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(1 if children.exists() else 4)
 
 
 def all_gone(group: int) -> bool:
