@@ -117,11 +117,11 @@ def test_the_output_layer_can_be_read_and_run_once_settled(
     loaded = replace(loaded, load_again=lambda: loaded, numbers=Numbers(whole.dtype, bits))
     model = CausalLM(loaded, lean=lean)
     model.settle()
-    found = model.head_weight()
+    found = model.ends.head_weight()
     assert found.dtype == weight.dtype
     exact = bits != 8 or (tied and lean)
     torch.testing.assert_close(found, weight, rtol=0, atol=0 if exact else float(weight.abs().max()) / 100)
     rows = torch.randn(5, 32, generator=torch.Generator().manual_seed(0)).to(whole.dtype)
     expected = (rows.float() @ weight.float().T).to(whole.dtype)
-    error = (model.head(rows).float() - expected.float()).square().mean().sqrt() / expected.float().std()
+    error = (model.ends.head(rows).float() - expected.float()).square().mean().sqrt() / expected.float().std()
     assert error < (0.03 if bits == 8 else 0.01)

@@ -82,8 +82,8 @@ def test_a_tied_head_is_packed_beside_an_embedding_that_stays_pages_of_a_file(
         assert ready.recipe.shares_head
         assert ready.recipe.packs_head
         assert (ready.recipe.head._packed is not None) == can_pack(torch.bfloat16, ready.device)
-        assert torch.equal(ready.head_weight(), model.lm_head.weight.bfloat16())
-        assert torch.equal(ready.embed(torch.arange(24)), ready.head_weight())
+        assert torch.equal(ready.ends.head_weight(), model.lm_head.weight.bfloat16())
+        assert torch.equal(ready.ends.embed(torch.arange(24)), ready.ends.head_weight())
 
 
 def test_formats_are_proved_one_by_one(folder: Path, loads: list[Any], own_cache: Path) -> None:

@@ -49,11 +49,13 @@ def test_a_saved_head_computes_what_it_was_trained_to(tmp_path: Path) -> None:
     count = len(_TEXT) - 1
     visible = torch.ones(1, count, count, dtype=torch.bool).tril()
     seen, feature, positions = Seen(visible), head.fused(features[None, :-1]), torch.arange(count)[None]
-    weight, steps = target.head_weight()[_IDS], []
+    weight, steps = target.ends.head_weight()[_IDS], []
     followed = torch.cat([tokens, later])
     with torch.no_grad():
         for step in range(1, 4):
-            feature = head.step(feature, target.embed(followed[step : step + count])[None], positions + step - 1, seen)
+            feature = head.step(
+                feature, target.ends.embed(followed[step : step + count])[None], positions + step - 1, seen
+            )
             steps.append(head.outputs(feature)[0] @ weight.T)
     trained = torch.cat([steps[0], steps[1][-1:], steps[2][-1:]])
     torch.testing.assert_close(running, trained, rtol=1e-4, atol=1e-4)

@@ -20,7 +20,7 @@ def _objective() -> Objective:
     head = HeadModule(head_config(target, (1, 2, 3), len(_IDS)))
     head.begin(last_layer(target), seed=0)
     every = torch.arange(VOCAB)
-    return Objective(head, target.embed(every).detach(), target.head_weight()[_IDS].detach())
+    return Objective(head, target.ends.embed(every).detach(), target.ends.head_weight()[_IDS].detach())
 
 
 def _shard(seed: int = 0) -> Shard:

@@ -134,7 +134,7 @@ class HeadModel(LayerRunner):
         rows = outputs if self._norm is None else self.normed(self._norm, outputs)
         if self._head is not None:
             return self._head(rows, self.kernels)
-        return self._target.head(outputs.to(self._target.loaded.dtype))[:, : len(self.support)]
+        return self._target.ends.head(outputs.to(self._target.loaded.dtype))[:, : len(self.support)]
 
     def compile(self, folder: Path, tell: Callable[[str], None]) -> None:
         """Have the small operations of passes compiled in the background; see `CausalLM.compile`."""
@@ -156,7 +156,7 @@ class HeadModel(LayerRunner):
 
     def _embedded(self, tokens: Tensor) -> Tensor:
         own = self._embedding
-        rows = self._target.embed(tokens) if own is None else functional.embedding(tokens, own)
+        rows = self._target.ends.embed(tokens) if own is None else functional.embedding(tokens, own)
         return rows.to(self._dtype)
 
     def _mask(self, block: Block, end: int) -> Tensor:

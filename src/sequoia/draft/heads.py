@@ -65,11 +65,11 @@ def _own_tensors(file: HeadFile, target: CausalLM, support: Tensor, rows: Tensor
     """Output rows in the support's order, and an embedding only where it is not the target's."""
     tensors = dict(file.tensors)
     if file.config.tie_head:
-        tensors["lm_head.weight"] = target.head_weight()[support]
+        tensors["lm_head.weight"] = target.ends.head_weight()[support]
     elif "lm_head.weight" in tensors:
         tensors["lm_head.weight"] = tensors["lm_head.weight"][rows]
     embedding = tensors.get("embed_tokens.weight")
-    if embedding is not None and target.embeds_as(embedding):
+    if embedding is not None and target.ends.embeds_as(embedding):
         del tensors["embed_tokens.weight"]
     return tensors
 

@@ -77,7 +77,7 @@ class MedusaModel:
         head = self._heads[min(depth, len(self._heads) - 1)]
         found = head(feature.to(self._dtype))
         if head.output is None:
-            found = self._target.head(found.to(self._target.loaded.dtype))
+            found = self._target.ends.head(found.to(self._target.loaded.dtype))
         return found[:, : len(self.support)]
 
 

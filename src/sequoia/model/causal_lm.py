@@ -7,7 +7,6 @@ transformers' modules.
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from copy import copy
@@ -19,18 +18,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from sequoia.errors import ModelError
+from sequoia.model.ends import Ends
 from sequoia.model.features import Features, listening
 from sequoia.model.language_model import PASS_ROWS, Block
 from sequoia.model.lean.cache import LeanCache
 from sequoia.model.lean.compiled import compile_later
 from sequoia.model.lean.decoder import LeanDecoder, Recipe
-from sequoia.model.lean.inputs import Embedding
-from sequoia.model.lean.linear import PackedModule, can_pack, pack_modules, quantise_modules
+from sequoia.model.lean.linear import can_pack, pack_modules, quantise_modules
 from sequoia.model.lean.recipes import recipe_of
 from sequoia.model.lean.side_by_side import SideBySide
+from sequoia.model.limits import FULL, SLIDING, exact_context, layer_types
 from sequoia.model.loaded import LoadedModel
 from sequoia.model.offload.attach import attach
 from sequoia.model.offload.budget import MemoryPlan
@@ -42,8 +41,6 @@ from sequoia.model.placement import Numbers, resolve_numbers
 
 if TYPE_CHECKING:
     from sequoia.model.kv_cache import KVCache
-
-_FULL, _SLIDING = "full_attention", "sliding_attention"
 
 
 class CausalLM:
@@ -60,14 +57,16 @@ class CausalLM:
     def __init__(self, loaded: LoadedModel, lean: bool = True, recipe: Recipe | None = None) -> None:
         self.loaded = loaded
         self.vocab_size = loaded.vocab_size
-        self.context_length = _exact_context(loaded)
+        self.context_length = exact_context(loaded)
         self.device = loaded.device
         self._config = loaded.model.config.get_text_config()
-        self.layer_types = _layer_types(loaded)
+        self.layer_types = layer_types(loaded)
         recipe = recipe_of(loaded.model) if lean and recipe is None else recipe
         if recipe is None and loaded.hollow is not None:
             raise not_streamable(loaded.name, self._config.model_type)
         self._decoder = LeanDecoder(recipe, loaded.dtype, loaded.device) if recipe else None
+        self.ends = Ends(loaded.model, recipe)
+        """What comes before its layers and after them."""
         self._taken_apart = False
         self._compiling: Thread | None = None
         self.link: DiskLink | CopyLink | None = None
@@ -83,7 +82,7 @@ class CausalLM:
     @property
     def window(self) -> int | None:
         """Width of sliding-window attention in tokens, the query's own included; None without any."""
-        return self._config.sliding_window if _SLIDING in self.layer_types else None
+        return self._config.sliding_window if SLIDING in self.layer_types else None
 
     @property
     def is_lean(self) -> bool:
@@ -241,53 +240,6 @@ class CausalLM:
         """Of the residual stream, and so of a feature."""
         return int(self._config.hidden_size)
 
-    def embed(self, tokens: Tensor) -> Tensor:
-        """[rows] token ids → [rows, hidden]"""
-        table = self._table
-        if table is not None:
-            return functional.embedding(tokens, table)
-        embedded: Tensor = self._input_layer(tokens)
-        return embedded
-
-    def embeds_as(self, weight: Tensor) -> bool:
-        """Whether the embedding is this one, [vocab, hidden], in the target's own number format."""
-        table = self._table
-        own = self._input_layer.weight if table is None else table
-        return own.shape == weight.shape and torch.equal(own, weight.to(own))
-
-    def head(self, rows: Tensor) -> Tensor:
-        """[rows, hidden] that have been through the final norm → [rows, vocab] logits"""
-        if self._decoder is not None:
-            return self._decoder.recipe.head(rows)
-        logits: Tensor = self._output_layer(rows)
-        return logits
-
-    def head_weight(self) -> Tensor:
-        """[vocab, hidden] of the output layer, as far as quantising has left it."""
-        if self._decoder is not None and not self._decoder.recipe.shares_head:
-            return self._decoder.recipe.head.dense()
-        if self._table is not None:
-            return self._table
-        module = self._output_layer if self._decoder is None else self._input_layer
-        weight: Tensor = module.linear.dense() if isinstance(module, PackedModule) else module.weight
-        return weight
-
-    @property
-    def _table(self) -> Tensor | None:
-        """[vocab, hidden] of the lean decoder's embedding, where that is no more than a table."""
-        embedding = None if self._decoder is None else self._decoder.recipe.embed
-        return embedding.tokens if isinstance(embedding, Embedding) else None
-
-    @property
-    def _input_layer(self) -> Any:
-        model: Any = self.loaded.model
-        return model.get_input_embeddings()
-
-    @property
-    def _output_layer(self) -> Any:
-        model: Any = self.loaded.model
-        return model.get_output_embeddings()
-
     def new_cache(self, taps: Sequence[int] = ()) -> KVCache | LeanCache:
         """An empty cache.
 
@@ -364,70 +316,14 @@ class CausalLM:
         allowed[:, length + count - width :] = block.visible
         window = self.window
         if window is None:
-            return {_FULL: self._additive(allowed)}
+            return {FULL: self._additive(allowed)}
         prefix = torch.arange(length + count - width, device=self.device)
         slot_positions = torch.cat([prefix, block.positions])
         within = slot_positions[None] > block.positions[-count:, None] - window
-        masks = {_FULL: allowed, _SLIDING: allowed & within}
+        masks = {FULL: allowed, SLIDING: allowed & within}
         return {kind: self._additive(masks[kind]) for kind in self.layer_types}
 
     def _additive(self, allowed: Tensor) -> Tensor:
         dtype, groups = self.loaded.dtype, 1 if self._decoder is None else self._decoder.queries_per_key
         mask = torch.zeros(1, 1, groups, *allowed.shape, dtype=dtype, device=allowed.device)
         return mask.masked_fill_(~allowed, torch.finfo(dtype).min).flatten(2, 3)
-
-
-def _layer_types(loaded: LoadedModel) -> tuple[str, ...]:
-    """The kinds of attention layer in the model; anything a tree mask cannot serve is refused."""
-    model, config = loaded.model, loaded.model.config.get_text_config()
-    if getattr(model.config, "is_encoder_decoder", False):
-        raise ModelError(f"{loaded.name} is an encoder-decoder model; Sequoia needs a decoder-only one.")
-    if getattr(model, "_is_stateful", False):
-        raise ModelError(
-            f"{loaded.name} keeps a recurrent state, which cannot be rolled back when a drafted token is rejected. "
-            "Choose a model with attention layers only."
-        )
-    attention = getattr(config, "_attn_implementation", "eager")
-    if attention not in ("sdpa", "eager"):
-        raise ModelError(
-            f"{loaded.name} uses {attention} attention, which takes no tree mask. Load it with "
-            'attn_implementation="sdpa".'
-        )
-    _refuse_foreign_windows(loaded)
-    window = getattr(config, "sliding_window", None)
-    layer_types = tuple(sorted(set(getattr(config, "layer_types", None) or [_SLIDING if window else _FULL])))
-    unknown = [kind for kind in layer_types if kind not in (_FULL, _SLIDING)]
-    if unknown:
-        raise ModelError(
-            f"{loaded.name} has {unknown[0]} layers, whose state cannot follow a token tree. "
-            "Choose a model with full or sliding-window attention layers only."
-        )
-    if _SLIDING in layer_types and not isinstance(window, int):
-        raise ModelError(
-            f"{loaded.name} has sliding-window layers, but its config's sliding_window is {window!r}, not a number of "
-            "tokens. Choose another model."
-        )
-    return layer_types
-
-
-def _refuse_foreign_windows(loaded: LoadedModel) -> None:
-    """A window that models apply by themselves (GPT-Neo's local layers) counts slots, and a tree's are no positions."""
-    context = loaded.context_length or math.inf
-    for name, width in loaded.model.config.get_text_config().to_dict().items():
-        if name.endswith("window_size") and isinstance(width, int) and 0 < width < context:
-            raise ModelError(
-                f"{loaded.name} limits attention by a {name} of {width} of its own, which cannot follow a token tree. "
-                "Choose a model with full or sliding-window attention layers only."
-            )
-
-
-def _exact_context(loaded: LoadedModel) -> int | None:
-    """Positions up to which a cached key stays valid.
-
-    LongRoPE turns every key by other angles once a text outgrows the length the model was first trained on.
-    """
-    scaling = getattr(loaded.model.config.get_text_config(), "rope_parameters", None) or {}
-    kinds = [scaling, *(value for value in scaling.values() if isinstance(value, dict))]
-    ends = [int(kind["original_max_position_embeddings"]) for kind in kinds if kind.get("rope_type") == "longrope"]
-    limits = [*ends, loaded.context_length, loaded.most_tokens]
-    return min((limit for limit in limits if limit is not None), default=None)

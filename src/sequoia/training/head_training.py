@@ -136,9 +136,9 @@ class _Training:
         config = head_config(self._target, self._taps, len(ids))
         head = HeadModule(config)
         head.begin(last_layer(self._target), self._settings.seed)
-        rows = self._target.head_weight()[ids.to(self._target.device)].detach()
+        rows = self._target.ends.head_weight()[ids.to(self._target.device)].detach()
         every = torch.arange(self._target.vocab_size, device=self._target.device)
-        objective = Objective(head, self._target.embed(every).detach().float(), rows)
+        objective = Objective(head, self._target.ends.embed(every).detach().float(), rows)
 
         def on_look(look: Look) -> None:
             if self._accelerator.is_main_process:
