@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
+from sequoia.model.lean.int4 import rounded
 from sequoia.model.loading import load_model, packaged_gguf
 from sequoia.model.offload.disk import THREADS
 from sequoia.model.offload.files import aligned_buffer
 from sequoia.model.offload.layout import PIECE
 
 _RAW_BYTES = 1 << 30  # of one measurement
-_GROUP, _LEVELS = 64, 15  # of weights rounded to 4 bits
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -84,10 +84,7 @@ def rounded_draft(folder: Path) -> Path:
     loaded = load_model(packaged_gguf(), dtype="bf16", device="cpu")
     for name, weight in loaded.model.named_parameters():
         if ".layers." in name and weight.dim() == 2:
-            groups = weight.data.float().view(-1, _GROUP)
-            low, high = groups.amin(1, keepdim=True), groups.amax(1, keepdim=True)
-            step = ((high - low) / _LEVELS).clamp_(min=1e-12)
-            weight.data.copy_((((groups - low) / step).round_() * step + low).view_as(weight))
+            weight.data.copy_(rounded(weight.data).restored())
     loaded.model.save_pretrained(folder)
     loaded.tokenizer.save_pretrained(folder)
     return folder
