@@ -15,7 +15,7 @@ from sequoia.measure.tiny_llama import tiny_llama
 from sequoia.model.causal_lm import CausalLM
 from sequoia.tree.plan import PlanFile
 
-_WEIGHTS = "acb878399f778e1faaf138744b8b481722a4fe950303cf43b1e32f7de83f8717"
+_WEIGHTS = "77d2728ee0c2ab1f0f08bbaeeea016304044156eb2755934de4eb6f6dfd5b36a"
 _MOST_BYTES = 20 * 10**6
 
 
