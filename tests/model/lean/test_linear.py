@@ -22,6 +22,7 @@ from sequoia.model import causal_lm
 from sequoia.model.causal_lm import CausalLM
 from sequoia.model.lean.linear import ACTIVATIONS, Gated, Linear, PackedModule, can_pack, pack_modules
 from sequoia.model.loading import load_model
+from sequoia.model.probe import proved
 
 _CPU = torch.device("cpu")
 _IN, _OUT = 48, (32, 16, 20)
@@ -421,7 +422,7 @@ def test_no_weight_is_held_twice(family: str, dtype: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "gpt2"])
 def test_nor_where_the_head_is_the_embedding(family: str, tmp_path: Path) -> None:
     size = _in_folder(tiny(family, _SIZES[family] | {"tie_word_embeddings": True, "vocab_size": 1000}), tmp_path)
-    found = sequoia.load(str(tmp_path), tree="off", dtype="bf16", device="cpu").target
+    found = proved(load_model(str(tmp_path), dtype="bf16", device="cpu"))
     embedding = found.loaded.model.get_input_embeddings().weight
     assert size <= _bytes(found) < 1.1 * size
     assert _layers(found)[-1]._weight.data_ptr() == embedding.data_ptr()  # type: ignore[union-attr]

@@ -340,15 +340,17 @@ def _folder(model: Any, where: Any) -> str:
 def test_a_model_from_a_folder_is_taken_apart_and_the_whole_one_still_speaks(
     family: str, dtype: str, tmp_path: Any
 ) -> None:
-    engine = sequoia.load(_folder(tiny(family), tmp_path), tree="kary:2x3", dtype=dtype, device="cpu")
-    model, prompt = engine.target.loaded.model, ids(9)
-    assert engine.target.is_lean
+    folder, prompt = _folder(tiny(family), tmp_path), ids(9)
+    target = proved(load_model(folder, dtype=dtype, device="cpu"))
+    model: Any = target.loaded.model
+    assert target.is_lean
     layers = [module for module in model.modules() if type(module) in (nn.Linear, Conv1D)]
     assert layers
     assert all(layer.weight.numel() == 0 for layer in layers)
 
+    engine = sequoia.load(folder, tree="kary:2x3", dtype=dtype, device="cpu")
     whole = engine.target_model
-    assert whole is not model
+    assert target.whole_model is not model
     assert engine.target_model is whole  # loaded once
     expected = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=engine.target.loaded.dtype)
     assert torch.equal(linear(whole, [prompt]), linear(expected, [prompt]))
