@@ -24,7 +24,7 @@ from sequoia.model.gguf_cache import cache_folder, packaged_gguf
 from sequoia.model.language_model import read_ahead
 from sequoia.model.lean.int4 import GROUP
 from sequoia.model.loading import LoadedModel, load_model
-from sequoia.model.probe import proved
+from sequoia.model.ready import ready_model
 from sequoia.speculate.token_tree import layout_of
 
 EAGER = "eager"
@@ -78,9 +78,8 @@ class Ours:
     """The rows are the nodes of a tree."""
 
     def __init__(self, target: str | None, device: str, form: str, compiled: bool = False) -> None:
-        loaded = load_model(target, dtype=form, device=device)
-        self.size = Size.of(loaded)
-        self._model = proved(loaded)
+        self.size = Size.of(load_model(target, dtype=form, device=device))
+        self._model = ready_model(target, dtype=form, device=device)  # as every command runs it
         if compiled:
             self._model.compile(cache_folder("kernels"), lambda text: print(text, file=sys.stderr))
             self._model.wait_until_compiled()
