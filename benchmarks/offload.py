@@ -45,7 +45,6 @@ from sequoia.tree.plan import Plan, PlanFile
 
 _SWEEP = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _PLAIN = "plain"
-_TURNS = 2
 _GIVEN = ("target", "memory_budget", "context", "draft", "draft_dtype", "plan", "count", "max_tokens", "few_tokens")
 _COLUMNS = (
     "T",
@@ -216,23 +215,20 @@ def one_way(asked: argparse.Namespace) -> None:
         print(json.dumps(asdict(outcome)))
 
 
-def in_turns(asked: argparse.Namespace, arguments: Sequence[str]) -> list[Outcome]:
+def in_turns(asked: argparse.Namespace, arguments: Sequence[str], temperature: float) -> list[Outcome]:
     """What each way finds, in processes of their own."""
-    found: dict[tuple[str, float], Outcome] = {}
-    ways = (_PLAIN, "sweep") if asked.sweep else (_PLAIN, "accelerate", "trees")
+    found: dict[str, Outcome] = {}
     resident = 0
-    for temperature in asked.temperatures:
-        for way in ways * _TURNS:
-            own = ["--way", way, "--temperature", str(temperature), "--resident", str(resident)]
-            run = subprocess.run([sys.executable, __file__, *arguments, *own], stdout=subprocess.PIPE, text=True)
-            if run.returncode:
-                raise SystemExit(f"error: {way} at temperature {temperature:g} failed")
-            for line in run.stdout.splitlines():
-                with suppress(json.JSONDecodeError):
-                    outcome = Outcome(**json.loads(line))
-                    key = outcome.name, temperature
-                    found.setdefault(key, Outcome(*key)).add(outcome)
-                    resident = outcome.resident if way == _PLAIN else resident
+    for way in ((_PLAIN, "sweep") if asked.sweep else (_PLAIN, "accelerate", "trees")) * asked.turns:
+        own = ["--way", way, "--temperature", str(temperature), "--resident", str(resident)]
+        run = subprocess.run([sys.executable, __file__, *arguments, *own], stdout=subprocess.PIPE, text=True)
+        if run.returncode:
+            raise SystemExit(f"error: {way} at temperature {temperature:g} failed")
+        for line in run.stdout.splitlines():
+            with suppress(json.JSONDecodeError):
+                outcome = Outcome(**json.loads(line))
+                found.setdefault(outcome.name, Outcome(outcome.name, temperature)).add(outcome)
+                resident = outcome.resident if way == _PLAIN else resident
     return list(found.values())
 
 
@@ -241,7 +237,7 @@ def table(outcomes: Sequence[Outcome]) -> Table:
     made.add_column("way", no_wrap=True)
     for column in _COLUMNS:
         made.add_column(column, justify="right", no_wrap=True)
-    plain = {outcome.temperature: outcome.speed for outcome in outcomes if outcome.name == _PLAIN}
+    plain = next(outcome.speed for outcome in outcomes if outcome.name == _PLAIN)
     for outcome in outcomes:
         tokens, seconds = outcome.predicted or (None, None)
         rate, raw = outcome.bytes_moved / outcome.seconds, statistics.median(outcome.raw)
@@ -249,7 +245,7 @@ def table(outcomes: Sequence[Outcome]) -> Table:
             outcome.name,
             f"{outcome.temperature:g}",
             f"{outcome.speed:.2f}",
-            f"{outcome.speed / plain[outcome.temperature]:.2f}",
+            f"{outcome.speed / plain:.2f}",
             f"{outcome.tokens / outcome.rounds:.2f}",
             "" if tokens is None else f"{tokens:.2f}",
             f"{outcome.seconds / outcome.rounds:.3f}",
@@ -275,6 +271,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--sweep", action="store_true", help="trees of sizes 1 to 256 instead of the comparison")
     parser.add_argument("--prompts", action="append", help="as for `sequoia bench`; repeatable")
     parser.add_argument("--count", type=int, default=4)
+    parser.add_argument("--turns", type=int, default=2, help="of all ways, each in new processes")
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--few-tokens", type=int, default=8, help="of accelerate's answers")
     parser.add_argument("--temperature", default="0,0.6")
@@ -312,7 +309,9 @@ def main() -> None:
         arguments = [part for name in given for part in (f"--{name.replace('_', '-')}", str(getattr(asked, name)))]
         arguments += [part for source in asked.prompts for part in ("--prompts", source)]
         console.print(machine())
-        console.print(table(in_turns(asked, [*arguments, *(["--sweep"] if asked.sweep else [])])))
+        arguments += ["--sweep"] if asked.sweep else []
+        for temperature in asked.temperatures:
+            console.print(table(in_turns(asked, arguments, temperature)))
 
 
 if __name__ == "__main__":
