@@ -58,6 +58,7 @@ def ready_model(
     try:
         return settled(model)
     except ModelError:
+        page = _page(source, dtype, device, offload) if mapped else None  # which a GGUF file's first start has only now
         if page is not None:
             page.forget()
         raise

@@ -210,7 +210,7 @@ class _Smooth:
 
 
 def _optimizers(objective: Objective, settings: TrainSettings) -> tuple[torch.optim.Optimizer, ...]:
-    """Muon for matrices, which needs about a third fewer steps than AdamW for them, and AdamW for norms.
+    """Muon for matrices, which takes fewer steps than AdamW, and AdamW for norms.
 
     Source: Jordan et al. 2024, Muon; its rate is scaled to AdamW's as in Liu et al. 2025 (arXiv:2502.16982).
     """

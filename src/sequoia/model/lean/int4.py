@@ -39,8 +39,8 @@ class Rounded(NamedTuple):
 
 
 def rounded(weight: Tensor) -> Rounded:
-    """Each group in equal steps, at first over its range, then fitted by least squares to the integers they gave, which
-    takes a sixth off the mean square error of SmolLM2's layers. [out, in], where groups divide the inputs
+    """Each group in equal steps, at first over its range, then fitted by least squares to the integers they gave.
+    [out, in], where groups divide the inputs
     """
     parts = [_rounded(rows) for rows in torch.split(weight, _ROWS)]
     values, scales, zeros = map(torch.cat, zip(*parts, strict=True))
