@@ -23,11 +23,11 @@ from torch import Tensor
 
 import sequoia
 from sequoia.draft.model_draft import ModelDraft
-from sequoia.engine import Draft, Engine
+from sequoia.engine import Engine
 from sequoia.measure.prompts import BUILT_IN
 from sequoia.model.causal_lm import CausalLM
 from sequoia.model.loading import LoadedModel
-from sequoia.speculate.session import Session
+from sequoia.speculate.session import Draft, Session
 from sequoia.tree.shape import TreeShape
 
 DRAFT_LAYERS = 6
@@ -134,7 +134,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=4)
     options = parser.parse_args()
-    engine = sequoia.load(tree="optimal:32x8", dtype=options.dtype)
+    engine = sequoia.load(draft="ngram", tree="optimal:32x8", dtype=options.dtype)
     prompts = read_prompts([BUILT_IN], options.prompts, engine)
     console = Console()
     console.print(f"{machine()}, {engine.target.loaded.dtype}")

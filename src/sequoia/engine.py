@@ -6,10 +6,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
+from sequoia.draft.copying import CopyingDraft, without_copies
 from sequoia.draft.head_files import head_folder
 from sequoia.draft.heads import load_any_head
 from sequoia.draft.model_draft import ModelDraft, bits_of_own_weights, draft_numbers
@@ -32,7 +33,7 @@ from sequoia.planning.pair import draft_name, models_of, pair_of
 from sequoia.planning.planned import Planned
 from sequoia.planning.rounds import Clock, timed_rounds
 from sequoia.speculate.growth import require_fit
-from sequoia.speculate.session import FinishReason, Proposer, Round, Session, TokenLogprobs
+from sequoia.speculate.session import Draft, FinishReason, Round, Session, TokenLogprobs
 from sequoia.speculate.stats import Stats
 from sequoia.speculate.verify import Verifier
 from sequoia.text import TextStream, encode_prompt
@@ -41,12 +42,6 @@ from sequoia.tree.profile import AcceptanceProfile
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 """Text as it is, token ids, or chat messages (`{"role": …, "content": …}`) for the tokenizer's template."""
-
-
-class Draft(Protocol):
-    """What proposes trees; `start` makes a proposer for one request."""
-
-    def start(self) -> Proposer: ...
 
 
 @dataclass(frozen=True)
@@ -263,10 +258,12 @@ def load(
     Args:
         target: a path, a hub name, a transformers model object or a (model, tokenizer) pair; None is
             SmolLM2-135M-Instruct.
-        draft: "auto": the head that comes with the package for this target, or "ngram" where there is none; "ngram"; a
-            smaller model of the same vocabulary, given like the target and moved to its device; the folder of a head
-            that was trained for the target; "self:int4" or "self:int8", the target's own weights in integers, which
-            needs a target of a family with a lean decoder; or an object of your own with the method of `Draft`.
+        draft: "auto": the head that comes with the package for this target, with "+ngram", or "ngram" where there is
+            none; "ngram", which copies what followed the same tokens earlier; a smaller model of the same vocabulary,
+            given like the target and moved to its device; the folder of a head that was trained for the target;
+            "self:int4" or "self:int8", the target's own weights in integers, which needs a target of a family with a
+            lean decoder; or an object of your own with the method of `Draft`. A name or folder may end in "+ngram", for
+            a draft that copies, too.
         tree: a `TreeShape`, a `DynamicTree`, a shape file, or a form of `TREE_FORMS`. "auto" goes by `plan`, or by the
             one that `sequoia tune` has kept for this pair; without any it is "optimal:16x4".
         verifier: "sequoia", "specinfer", "spectr" or "sampler_match"; "auto" is "sequoia", or "sampler_match" for a
@@ -300,6 +297,7 @@ def load(
         ModelError: a model cannot be loaded or cannot follow a tree exactly.
         VocabularyError: draft and target do not share their token ids.
     """
+    draft, copies = without_copies(draft)
     choice = PlanChoice.of(plan, tree, profile, guard, adapt)
     verifier_for(verifier, named_tree(tree, profile, draft))  # what cannot be is refused before anything is loaded
     request = OffloadRequest.of(offload, memory_budget, context)
@@ -313,13 +311,16 @@ def load(
 
     model = ready_model(target, dtype=dtype, device=device, notice=notice, offload=request, on_whole=on_whole)
     if isinstance(draft, str) and draft == AUTO:
-        draft = shipped_head(model) or "ngram"
+        shipped = shipped_head(model)
+        draft, copies = shipped or "ngram", shipped is not None
     resolved = named_tree(tree, profile, draft)
     chosen = verifier_for(verifier, resolved)
     if twin:
         proposer: Draft = ModelDraft(twin[0], model.loaded.token_count)
     else:
         proposer = _draft(draft, model, draft_numbers(draft, draft_dtype, dtype, model.device), notice)
+    if copies:
+        proposer = CopyingDraft(proposer)
     if model.loaded.hollow is not None:
         fill(model, models_of(model, proposer)[1:], request, alone, resolved.size)
     for each in twin:  # it shares what the target has only now

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import sequoia
+from sequoia.draft.copying import CopyingDraft
 from sequoia.draft.head_draft import HeadDraft
 from sequoia.draft.ngram_draft import NgramDraft
 from sequoia.draft.shipped import PLAN, shipped_head
@@ -32,8 +33,9 @@ def folder(engine: sequoia.Engine) -> Path:
 
 
 def test_the_default_model_drafts_with_its_head(engine: sequoia.Engine) -> None:
-    assert isinstance(engine.draft, HeadDraft)
-    assert engine.pair["draft"] == "SmolLM2-135M-Instruct"
+    assert isinstance(engine.draft, CopyingDraft)
+    assert isinstance(engine.draft.own, HeadDraft)
+    assert engine.pair["draft"] == "SmolLM2-135M-Instruct+ngram"
 
 
 def test_other_targets_draft_with_n_grams() -> None:

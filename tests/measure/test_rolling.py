@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from sequoia.draft.copying import CopyingDraft
 from sequoia.draft.heads import load_head
 from sequoia.draft.model_draft import ModelDraft
 from sequoia.draft.ngram_draft import NgramDraft
@@ -146,3 +147,42 @@ def test_a_head_rolled_from_all_starts_at_once_thinks_what_its_rounds_think(
     torch.testing.assert_close(rolled.candidates.scores, at_once.candidates.scores[order], rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(rolled.candidates.probs, at_once.candidates.probs[order], rtol=1e-4, atol=1e-5)
     assert len(draft_nodes(target, draft, params, Text(Ask(prompt), (2,)), draws, reach)) == 0
+
+
+_REPEATING = Text(Ask((3, 1, 4, 1, 5, 9)), (3, 1, 4, 1, 5, 10, 3, 1, 4, 11, 1, 5, 10, 3))
+
+
+@pytest.mark.parametrize("draws", [EVERY, Draws.TOP_K])
+@pytest.mark.parametrize("settings", [{}, {"repetition_penalty": 1.5}])
+def test_a_head_that_copies_thinks_what_its_rounds_think(
+    tmp_path: Path, draws: Draws, settings: dict[str, Any]
+) -> None:
+    target = CausalLM(tiny_llama(VOCAB, 3, device="cpu"))
+    save_random_head(tmp_path, target, draft_vocab_size=9, spread=2.0)
+    alone = load_head(tmp_path, target, "fp32")
+    draft, params, reach = CopyingDraft(alone), SamplingParams(**settings), Reach(4, 3)
+    rolled = draft_nodes(target, Foreign(draft), params, _REPEATING, draws, reach)
+    at_once = draft_nodes(target, draft, params, _REPEATING, draws, reach)
+    places = [list(zip(found.starts.tolist(), found.depths.tolist(), strict=True)) for found in (rolled, at_once)]
+    assert sorted(places[0]) == sorted(places[1])
+    assert max(depth for _, depth in places[0]) == 3
+    order = [places[1].index(place) for place in places[0]]
+    columns = torch.searchsorted(rolled.candidates.tokens, at_once.candidates.tokens)
+    assert torch.equal(rolled.candidates.tokens[columns], at_once.candidates.tokens)
+    scores = at_once.candidates.scores[order]
+    torch.testing.assert_close(rolled.candidates.scores[:, columns], scores, rtol=1e-4, atol=1e-4)
+    probs = at_once.candidates.probs[order]
+    torch.testing.assert_close(rolled.candidates.probs[:, columns], probs, rtol=1e-4, atol=1e-5)
+    plain = draft_nodes(target, alone, params, _REPEATING, draws, reach)
+    assert len(at_once) > len(plain) or draws is EVERY
+    assert set(plain.candidates.tokens.tolist()) < set(at_once.candidates.tokens.tolist())
+
+
+def test_a_model_that_copies_is_judged_in_one_pass() -> None:
+    draft = CopyingDraft(ModelDraft(TOY, VOCAB))
+    nodes, plain = _nodes(draft, text=_REPEATING), _nodes(draft.own, text=_REPEATING)
+    assert not nodes.drifts
+    assert len(nodes) == len(plain) == len(_REPEATING.tokens)
+    raised = (nodes.candidates.probs > plain.candidates.probs + 1e-3).nonzero().tolist()
+    assert [4, 5] in raised  # 5 came after 3 1 4 1 in the prompt
+    assert all(row >= 1 for row, _ in raised)

@@ -38,9 +38,9 @@ Draft = Annotated[
     str,
     typer.Option(
         help="What proposes tokens: ngram, a smaller model of the same vocabulary, a head trained for the target, or "
-        "the target's own weights rounded.",
-        show_default="auto: the head shipped for the target, else ngram",
-        metavar="auto|ngram|MODEL|HEAD|self:int4",
+        "the target's own weights rounded; any but ngram with copies of what followed the same tokens earlier.",
+        show_default="auto: the head shipped for the target+ngram, else ngram",
+        metavar="auto|ngram|MODEL|HEAD|self:int4[+ngram]",
         rich_help_panel=_MODELS,
     ),
 ]

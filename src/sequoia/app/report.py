@@ -252,12 +252,10 @@ def _device(engine: Engine) -> str:
 
 
 def _draft_name(engine: Engine) -> str:
-    from sequoia.draft.ngram_draft import NgramDraft
+    from sequoia.planning.pair import draft_name
 
-    if isinstance(engine.draft, NgramDraft):
-        return "n-gram"
-    loaded = getattr(getattr(engine.draft, "model", None), "loaded", None)
-    return str(getattr(loaded, "name", type(engine.draft).__name__))
+    name = draft_name(engine.draft)
+    return "n-gram" if name == "ngram" else name
 
 
 def _later_rounds(stats: Stats) -> str:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import groupby
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sequoia.errors import UsageError
 from sequoia.measure.judge import Judge
@@ -20,11 +20,9 @@ from sequoia.model.causal_lm import CausalLM
 from sequoia.model.language_model import LanguageModel
 from sequoia.params import SamplingParams
 from sequoia.planning.pair import pair_of
+from sequoia.speculate.session import Draft
 from sequoia.speculate.verify import VERIFIERS, Verifier
 from sequoia.tree.checks import require_integer
-
-if TYPE_CHECKING:
-    from sequoia.engine import Draft
 
 Progress = Callable[[int, int, str], None]
 """(texts done, texts in all, what was done last)"""

@@ -22,11 +22,24 @@ class WalkedLevel(NamedTuple):
     """Nodes of one depth."""
 
     starts: Tensor  # [nodes]
-    scores: Tensor  # [nodes, candidates] processed logits over the head's support
+    scores: Tensor  # [nodes, candidates] processed logits
+
+
+class Added(NamedTuple):
+    """What is added to a head's distributions."""
+
+    ids: Tensor  # [candidates] token ids, increasing, the head's own among them
+    to: Callable[[Tensor, Tensor, int], Tensor]  # (head's logits, starts [nodes], depth) → [nodes, candidates]
 
 
 def walked_levels(
-    model: HeadModel, text: Text, cache: TappedCache, processors: Processors, depth: int, goes_on: GoesOn
+    model: HeadModel,
+    text: Text,
+    cache: TappedCache,
+    processors: Processors,
+    depth: int,
+    goes_on: GoesOn,
+    added: Added | None,
 ) -> Iterator[WalkedLevel]:
     """The levels that rounds come to, from the root's down, `depth` at most; starts are those after the first round.
 
@@ -45,7 +58,10 @@ def walked_levels(
     positions, owners = true, torch.zeros_like(true)
     for level in range(depth):
         paths = [text.tokens[: start + level] for start in starts.tolist()] if processors.read_paths else []
-        scores = processors.scores(model.logits(outputs), paths, model.support, model="draft")
+        logits, support = model.logits(outputs), model.support
+        if added is not None:
+            logits, support = added.to(logits, starts, level), added.ids
+        scores = processors.scores(logits, paths, support, model="draft")
         yield WalkedLevel(starts, scores)
         alive = goes_on(scores, ids[starts + level]) & (starts + level + 1 < count)
         starts, outputs = starts[alive], outputs[alive]

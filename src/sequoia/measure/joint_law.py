@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from sequoia.draft.copying import CopyingDraft
 from sequoia.draft.model_draft import ModelDraft
 from sequoia.draft.ngram_draft import NgramDraft
 from sequoia.engine import Engine, load
@@ -70,7 +71,7 @@ DYNAMIC_TREES: dict[str, Tree] = {
     "dynamic 2x2": DynamicTree(2, 2),
     "dynamic 12x1": DynamicTree(12, 1),
 }
-DRAFTS = ("model", "padded model", "n-gram")
+DRAFTS = ("model", "padded model", "n-gram", "copying model")
 
 
 class Sampled(Protocol):
@@ -149,7 +150,8 @@ class Case(_Setting):
         """The draft at work on a new request."""
         if self.draft == "n-gram":
             return NgramDraft(proposable=VOCAB).start()
-        return ModelDraft(self.draft_model, proposable=VOCAB - (self.draft == "padded model")).start()
+        draft = ModelDraft(self.draft_model, proposable=VOCAB - (self.draft == "padded model"))
+        return (CopyingDraft(draft) if self.draft == "copying model" else draft).start()
 
 
 Run = Callable[[Case, int], Sequence[int]]
@@ -251,10 +253,11 @@ class EngineCase(_Setting):
 @lru_cache(maxsize=16)
 def _engine(tree: str, verifier: str, draft: str, device: str) -> Engine:
     target, shape = tiny_llama(VOCAB, seed=3, device=device), (SHAPES | DYNAMIC_TREES)[tree]
-    if draft == "head":
+    if draft.endswith("head"):
         with TemporaryDirectory(prefix="sequoia-", ignore_cleanup_errors=True) as folder:
             save_random_head(Path(folder), CausalLM(target), draft_vocab_size=VOCAB - 1)
-            return load(target.model, folder, shape, verifier, draft_dtype="fp32")
+            name = f"{folder}+ngram" if draft == "copying head" else folder
+            return load(target.model, name, shape, verifier, draft_dtype="fp32")
     small = "ngram" if draft == "n-gram" else tiny_llama(VOCAB, 3, blur=0.3, device=device).model
     return load(target.model, small, shape, verifier)
 
@@ -262,7 +265,12 @@ def _engine(tree: str, verifier: str, draft: str, device: str) -> Engine:
 def engine_cases(verifier: str, seed: int, device: str) -> Iterator[EngineCase]:
     """Plain settings with trees of a model and a head, and all processors with n-grams; dynamic trees where they are
     exact."""
-    settings = [("none", 1.0, "tree 6", "model"), ("all", 1.5, "star 2", "n-gram"), ("none", 0.6, "tree 6", "head")]
+    settings = [
+        ("none", 1.0, "tree 6", "model"),
+        ("all", 1.5, "star 2", "n-gram"),
+        ("none", 0.6, "tree 6", "head"),
+        ("none", 1.0, "tree 6", "copying head"),
+    ]
     if VERIFIERS[verifier].draws is Draws.TOP_K:
         settings.append(("none", 1.0, "dynamic 7x2", "model"))
     for processors, temperature, tree, draft in settings:

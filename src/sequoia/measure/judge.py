@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -20,10 +19,8 @@ from sequoia.model.language_model import LanguageModel
 from sequoia.params import SamplingParams
 from sequoia.speculate.processors import Processors
 from sequoia.speculate.sampling import Candidates, Draws, Generator, Noise, Purpose
+from sequoia.speculate.session import Draft
 from sequoia.speculate.verify import GREEDY, Verifier
-
-if TYPE_CHECKING:
-    from sequoia.engine import Draft
 
 _ROWS = 512  # of one pass over texts of a prompt
 _ELEMENTS = 2**22  # of the distributions that are judged together

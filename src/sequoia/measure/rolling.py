@@ -9,26 +9,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 from torch import Tensor
 
+from sequoia.draft.copying import Copy, CopyingDraft, Support, copies_along, with_raised
 from sequoia.draft.head_draft import HeadDraft
 from sequoia.draft.model_draft import ModelDraft
-from sequoia.measure.head_walk import walked_levels
+from sequoia.measure.head_walk import Added, walked_levels
 from sequoia.measure.texts import Text, text_logits
 from sequoia.model.language_model import LanguageModel, TappedCache, TappedModel, read_ahead
 from sequoia.params import SamplingParams
 from sequoia.speculate.growth import Frontier, Growth, LevelLogits
 from sequoia.speculate.processors import Processors
 from sequoia.speculate.sampling import Candidates, Draws, Noise, Purpose
-from sequoia.speculate.session import FeatureReader
+from sequoia.speculate.session import Draft, FeatureReader
 from sequoia.speculate.token_tree import TokenTree, layout_of
 from sequoia.tree.shape import TreeShape
-
-if TYPE_CHECKING:
-    from sequoia.engine import Draft
 
 
 @dataclass(frozen=True)
@@ -68,18 +66,47 @@ def draft_nodes(
     nodes behind a text token that no child can hold are left out. A head is rolled from all starts at once.
 
     A draft that goes by the target's features proposes nothing in the first round, so it has no nodes there.
+
+    Copies in an independent model's distributions are taken as if each node was a root: a tree that the text has not
+    reached yet knows a few tokens less to copy from.
     """
-    if isinstance(draft, ModelDraft):
-        return _passed(target, draft, params, text)
-    if isinstance(draft, HeadDraft):
-        return _rolled_at_once(target, draft, params, text, draws, reach)
+    own, copies = draft, None
+    if isinstance(draft, CopyingDraft):
+        own, copies = draft.own, _Copied.of(text, reach.depth, draft.start().proposable)
+    if isinstance(own, ModelDraft):
+        return _passed(target, own, params, text, copies)
+    if isinstance(own, HeadDraft):
+        return _rolled_at_once(target, own, params, text, draws, reach, copies)
     walks = _rolled(target, draft, params, text, draws, reach)
     nodes = [(start, depth) for start, levels in walks.items() for depth in range(len(levels.scores))]
     starts, depths = torch.tensor(nodes, dtype=torch.long).reshape(-1, 2).unbind(1)
     return DraftNodes(starts, depths, _joined(list(walks.values())), drifts=True)
 
 
-def _passed(target: LanguageModel, draft: ModelDraft, params: SamplingParams, text: Text) -> DraftNodes:
+@dataclass(frozen=True)
+class _Copied:
+    """Copies along a text."""
+
+    found: list[list[Copy | None]]  # [starts][depths]
+
+    @classmethod
+    def of(cls, text: Text, depth: int, proposable: int) -> _Copied:
+        return cls(copies_along(text.ask.prompt, text.tokens, depth, proposable))
+
+    def added(self, support: Tensor) -> Added:
+        """To the distributions of a draft with these candidates."""
+        tokens = {copy.token for copies in self.found for copy in copies if copy is not None}
+        wide = Support.of(support, sorted(tokens))
+
+        def to(logits: Tensor, starts: Tensor, depth: int) -> Tensor:
+            return with_raised(wide.widen(logits), wide.ids, [self.found[start][depth] for start in starts.tolist()])
+
+        return Added(wide.ids, to)
+
+
+def _passed(
+    target: LanguageModel, draft: ModelDraft, params: SamplingParams, text: Text, copies: _Copied | None
+) -> DraftNodes:
     """One pass of the draft over the text, up to the end of its own context."""
     prompt, context, device = text.ask.prompt, draft.model.context_length, draft.model.device
     count = len(text.tokens) if context is None else max(0, min(len(text.tokens), context + 1 - len(prompt)))
@@ -87,6 +114,8 @@ def _passed(target: LanguageModel, draft: ModelDraft, params: SamplingParams, te
     logits = torch.zeros(0, draft.proposable, device=device)
     if count:
         logits = text_logits(draft.model, prompt, [text.tokens[:count]])[0][:, : draft.proposable]
+        if copies is not None:
+            logits = copies.added(support).to(logits, torch.arange(count), 0)
     processors = Processors(params, prompt, target.vocab_size, device)
     paths = [text.tokens[:start] for start in range(count)] if processors.read_paths else []
     scores = processors.scores(logits, paths, support, model="draft")
@@ -151,10 +180,17 @@ class _Walk(Growth):
 
 
 def _rolled_at_once(
-    target: LanguageModel, draft: HeadDraft, params: SamplingParams, text: Text, draws: Draws, reach: Reach
+    target: LanguageModel,
+    draft: HeadDraft,
+    params: SamplingParams,
+    text: Text,
+    draws: Draws,
+    reach: Reach,
+    copies: _Copied | None,
 ) -> DraftNodes:
     """As `_rolled`, from all starts at once."""
-    support = draft.model.support
+    added = None if copies is None else copies.added(draft.model.support)
+    support = draft.model.support if added is None else added.ids
     processors = Processors(params, text.ask.prompt, target.vocab_size, draft.model.device)
 
     def goes_on(scores: Tensor, tokens: Tensor) -> Tensor:
@@ -163,7 +199,7 @@ def _rolled_at_once(
         return known & _may_hold(scores, [column or 0 for column in columns], draws, reach.ranks)
 
     cache = _features(target, draft.model.taps, text)
-    levels = list(walked_levels(draft.model, text, cache, processors, reach.depth, goes_on))
+    levels = list(walked_levels(draft.model, text, cache, processors, reach.depth, goes_on, added))
     scores = torch.cat([torch.zeros(0, len(support), device=support.device), *(level.scores for level in levels)])
     starts = torch.cat([torch.zeros(0, dtype=torch.long), *(level.starts.cpu() for level in levels)])
     depths = torch.tensor([depth for depth, level in enumerate(levels) for _ in level.starts], dtype=torch.long)

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from sequoia.draft.copying import SUFFIX, CopyingDraft
 from sequoia.draft.head_config import HeadName
 from sequoia.draft.head_model import HeadModel
 from sequoia.draft.ngram_draft import NgramDraft
@@ -44,6 +45,8 @@ def draft_name(draft: object) -> str:
     """ "ngram", the name of the model or head, or that of the caller's own class."""
     if isinstance(draft, NgramDraft):
         return "ngram"
+    if isinstance(draft, CopyingDraft):
+        return f"{draft_name(draft.own)}{SUFFIX}"
     loaded = _loaded(draft)
     return type(draft).__name__ if loaded is None else str(loaded.name)
 

@@ -40,6 +40,12 @@ class Proposer(Protocol):
         """The nodes of the last tree that became part of the text; everything else of it is forgotten."""
 
 
+class Draft(Protocol):
+    """What proposes trees; `start` makes a proposer for one request."""
+
+    def start(self) -> Proposer: ...
+
+
 @runtime_checkable
 class FeatureReader(Protocol):
     """What a proposer has besides, where it goes by features of the target."""

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sequoia.draft.copying import CopyingDraft
 from sequoia.draft.model_draft import ModelDraft
 from sequoia.engine import Engine
 from sequoia.errors import UsageError
@@ -55,7 +56,7 @@ def peer_method(name: str, engine: Engine, clock: PassClock, gguf: Path | None =
 
 
 def _assistant(engine: Engine) -> Any:
-    draft = engine.draft
+    draft = engine.draft.own if isinstance(engine.draft, CopyingDraft) else engine.draft
     if not isinstance(draft, ModelDraft) or not isinstance(draft.model, CausalLM):
         raise UsageError("transformers-assisted needs a draft that is a model, and this one is not. Add --draft MODEL.")
     if draft.model.loaded.model is engine.target.loaded.model:

@@ -8,8 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sequoia.draft.model_draft import ModelDraft
-from sequoia.draft.ngram_draft import NgramDraft
 from sequoia.engine import Engine
 from sequoia.errors import SequoiaError, UsageError
 from sequoia.measure.bench.checker import Checker
@@ -25,6 +23,7 @@ from sequoia.measure.collector import long_lived
 from sequoia.measure.prompts import PromptRecord
 from sequoia.model.causal_lm import CausalLM
 from sequoia.params import SamplingParams
+from sequoia.planning.pair import draft_name
 from sequoia.speculate.session import Round
 from sequoia.text import encode_prompt
 from sequoia.tree.checks import require_integer
@@ -186,7 +185,7 @@ def _warm_up_request(engine: Engine, job: Job, setting: Setting, longest: int) -
 
 
 def _require_two_models(engine: Engine) -> None:
-    draft = engine.draft.model if isinstance(engine.draft, ModelDraft) else None
+    draft = getattr(engine.draft, "model", None)
     if not isinstance(draft, CausalLM) or draft.loaded.bits:  # integers are no modules' own
         return
     if draft.loaded.model is engine.target_model:
@@ -218,7 +217,7 @@ def _settings(
     loaded = engine.target.loaded
     return {
         "target": loaded.name,
-        "draft": _draft_name(engine),
+        "draft": draft_name(engine.draft),
         "dtype": loaded.weights,
         "device": str(engine.target.device),
         "max_tokens": job.max_tokens,
@@ -228,10 +227,3 @@ def _settings(
         "sources": [str(source) for source in sources],
         "prompts_digest": hashlib.sha256(repr(list(token_ids.items())).encode()).hexdigest()[:12],
     }
-
-
-def _draft_name(engine: Engine) -> str:
-    if isinstance(engine.draft, NgramDraft):
-        return "ngram"
-    model = getattr(engine.draft, "model", engine.draft)
-    return getattr(getattr(model, "loaded", None), "name", type(model).__name__)
