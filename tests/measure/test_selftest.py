@@ -90,7 +90,7 @@ def test_sampling_sees_a_broken_rule(rule: Rule) -> None:
 
 def test_sampling_sees_likeliest_children_verified_as_if_drawn() -> None:
     """In trees of a fixed shape, and in dynamic ones."""
-    (result,) = prove(replace(SEQUOIA, draws=Draws.TOP_K), samples=30).verifiers
+    (result,) = prove(replace(SEQUOIA, draws=Draws.TOP_K), samples=80).verifiers
     assert {"dynamic" in case.name for case in result.failures} == {False, True}
 
 
