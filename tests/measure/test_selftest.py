@@ -68,7 +68,7 @@ BROKEN_RULES: list[Rule] = [
 
 @pytest.mark.parametrize("rule", BROKEN_RULES, ids=lambda rule: rule.__name__)
 def test_enumeration_sees_a_broken_rule(rule: Rule) -> None:
-    result = prove(replace(SEQUOIA, rule=rule))
+    result = prove(replace(SEQUOIA, rule=rule, quick=None))
     assert not result.ok
     assert not result.enumeration_ok
     assert result.joint_ok
@@ -85,7 +85,7 @@ def test_enumeration_sees_children_of_the_wrong_kind(verifier: Verifier) -> None
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", [residual_is_target, draft_is_not_renormalised], ids=lambda rule: rule.__name__)
 def test_sampling_sees_a_broken_rule(rule: Rule) -> None:
-    assert not prove(replace(SEQUOIA, rule=rule), samples=80).joint_ok
+    assert not prove(replace(SEQUOIA, rule=rule, quick=None), samples=80).joint_ok
 
 
 def test_sampling_sees_likeliest_children_verified_as_if_drawn() -> None:

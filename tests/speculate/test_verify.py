@@ -292,10 +292,51 @@ def test_a_tree_decided_in_one_batch_is_decided_node_by_node(verifier: Verifier)
     target, coins = random_rows(8, 5, seed=1), torch.rand(8, 4, dtype=torch.float64)
 
     def decide(nodes: Sequence[int]) -> dict[int, object]:
-        return dict(verify_module._decide(tree, nodes, lambda at: target[list(at)], verifier.rule, coins))
+        return dict(verify_module._decide(tree, nodes, target[list(nodes)], verifier.rule, coins))
 
     together = decide(range(8))
     assert together == {node: decide([node])[node] for node in range(8)}
+
+
+@pytest.mark.parametrize("name", ["sequoia", "specinfer"])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_first_child_is_accepted_by_the_rules_own_probability(name: str, seed: int) -> None:
+    """Found without the rule, for distributions that do not quite sum to 1, and children in and outside the support."""
+    verifier, support = VERIFIERS[name], torch.tensor([1, 2, 4, 6])
+    layout = layout_of(TreeShape((-1, 0, 0)), torch.device("cpu"))
+    target, draft = 1.01 * random_rows(1, 7, seed=seed), 0.98 * random_rows(1, 4, seed=seed + 9)
+    tree = TokenTree(layout, torch.tensor([0, 4, 2]), support, draft, layout.row, 7)
+    whole = torch.zeros(1, 7, dtype=torch.float64).index_copy(1, support, draft)
+    chance = verifier.rule(target, whole, torch.tensor([[4, 2]]), 7).accept[0, 0].item()
+    assert verifier.quick is not None
+
+    def decided(coin: float, tree: TokenTree = tree) -> object:
+        assert verifier.quick is not None
+        return verifier.quick(tree, 0, target, torch.tensor([[coin, 0.5, 0.5]], dtype=torch.float64))
+
+    assert decided(chance - 1e-9) == verify_module.Decision(1, -1)
+    assert chance == 1 or decided(chance + 1e-9) is None
+    outside = TokenTree(layout, torch.tensor([0, 5, 2]), support, draft, layout.row, 7)
+    assert decided(0.0, outside) is None
+
+
+@pytest.mark.parametrize("tokens", [(3, 1), (3, 3), (0, 4)])
+def test_one_draw_has_the_law_of_sampler_match(tokens: tuple[int, int]) -> None:
+    target = distribution([3, 1, 2, 4, 0])
+    tree = token_tree(TreeShape((-1, 0, 0)), [2, *tokens], distribution([3, 2, 1, 1, 1]))
+    law = outcome_law(VERIFIERS["sampler_match"].rule, target, target, torch.tensor([tokens]), 5)[0]
+    verifier, count, found = VERIFIERS["sampler_match"], 1000, torch.zeros(5, dtype=torch.float64)
+    for index in range(count):
+        assert verifier.quick is not None
+        coins = torch.tensor([[0.3, 0.7, (index + 0.5) / count]], dtype=torch.float64)
+        decision = verifier.quick(tree, 0, target[None], coins)
+        assert decision is not None
+        assert (decision.accepted is None) == (decision.next_token not in tokens)
+        if decision.accepted is not None:
+            assert tokens[decision.accepted - 1] == decision.next_token
+            assert decision.accepted - 1 == tokens.index(decision.next_token)
+        found[decision.next_token] += 1 / count
+    assert (found - law).abs().max() < 2 / count
 
 
 @every_verifier

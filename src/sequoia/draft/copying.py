@@ -113,7 +113,8 @@ class Copies:
         self._recent: list[int] = []
         self._count = 0
         self._tokens: set[int] = set()  # all that can be copied
-        self._support: tuple[Tensor, int, Support] | None = None  # for which candidates, and how many tokens
+        self._own: tuple[Tensor, frozenset[int]] | None = None
+        self._support: Support | None = None
 
     def read(self, tokens: Sequence[int]) -> None:
         """Take in what is new; copies are judged on what comes after the first call, which has the prompt."""
@@ -136,11 +137,15 @@ class Copies:
         return None if found is None else Copy(found[1], self._rate(found[0]))
 
     def support(self, own: Tensor) -> Support:
-        """The tokens that `own` has, and all that can be copied."""
-        count = len(self._tokens)
-        if self._support is None or self._support[0] is not own or self._support[1] != count:
-            self._support = own, count, Support.of(own, sorted(self._tokens))
-        return self._support[2]
+        """The tokens that `own` has, and all that can be copied; made anew only where these are more."""
+        if len(own) == self._proposable:
+            return Support(own, None)
+        if self._own is None or self._own[0] is not own:
+            self._own, self._support = (own, frozenset(own.tolist())), None
+        others = self._tokens - self._own[1]
+        if self._support is None or len(self._support.ids) != len(own) + len(others):
+            self._support = Support.of(own, sorted(others))
+        return self._support
 
     def _find(self, recent: Sequence[int]) -> tuple[int, int] | None:
         for start in range(len(recent)):

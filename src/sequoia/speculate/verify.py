@@ -38,10 +38,30 @@ Children are token ids in rank order, padded with -1.
 
 
 @dataclass(frozen=True)
+class Decision:
+    """What happens at a node."""
+
+    accepted: int | None  # the node to go on to
+    next_token: int  # where none is
+
+
+Quick = Callable[[TokenTree, int, Tensor, Tensor], Decision | None]
+"""(tree, inner node, target_probs [1, vocab], coins [1, ranks + 1]) → what happens there; None where only the rule can
+say. A coin for each child and one for the next token."""
+
+
+@dataclass(frozen=True)
 class Verifier:
+    """A rule, and how children are drawn for it.
+
+    `quick` decides as the rule would, where that takes little: most nodes are left through their first child, and on a
+    CPU the rule's whole law takes longer than all else between two passes.
+    """
+
     name: str
     rule: Rule
     draws: Draws
+    quick: Quick | None = None
 
 
 @dataclass(frozen=True)
@@ -63,39 +83,44 @@ def verify(tree: TokenTree, target_probs: TargetProbs, verifier: Verifier, gener
     On a GPU all nodes are decided in batches and each batch is read once; on a CPU only the visited nodes are.
     """
     coins = uniform((tree.shape.size, tree.shape.max_children + 1), generator)
-    decided: dict[int, _Decision] = {}
+    decided: dict[int, Decision] = {}
     if tree.tokens.device.type != "cpu":
         for start in range(0, tree.shape.size, _BATCH):
             nodes = range(start, min(start + _BATCH, tree.shape.size))
-            decided |= _decide(tree, nodes, target_probs, verifier.rule, coins)
+            decided |= _decide(tree, nodes, target_probs(nodes), verifier.rule, coins)
     node, path = 0, list[int]()
     while True:
-        decision = decided.get(node) or _decide(tree, [node], target_probs, verifier.rule, coins)[node]
+        decision = decided.get(node) or _decide_one(tree, node, target_probs([node]), verifier, coins)
         if decision.accepted is None:
             return Verdict(tuple(path), decision.next_token)
         node = decision.accepted
         path.append(node)
 
 
-@dataclass(frozen=True)
-class _Decision:
-    accepted: int | None
-    next_token: int
+def _decide_one(tree: TokenTree, node: int, weights: Tensor, verifier: Verifier, coins: Tensor) -> Decision:
+    """As `_decide`, with as little work as the verifier can."""
+    if verifier.quick is not None and tree.shape.children(node):
+        decision = verifier.quick(tree, node, weights, coins[[node]])
+        if decision is not None:
+            return decision
+    return _decide(tree, [node], weights, verifier.rule, coins)[node]
 
 
-def _decide(
-    tree: TokenTree, nodes: Sequence[int], target_probs: TargetProbs, rule: Rule, coins: Tensor
-) -> dict[int, _Decision]:
-    """What happens at each of `nodes`, should the walk come by. A fresh coin for each child and for the next token."""
+def _decide(tree: TokenTree, nodes: Sequence[int], weights: Tensor, rule: Rule, coins: Tensor) -> dict[int, Decision]:
+    """What happens at each of `nodes`, should the walk come by. A fresh coin for each child and for the next token.
+
+    Args:
+        weights: [nodes, vocab] the target's distributions there.
+    """
     children = [tree.shape.children(node) for node in nodes]
-    coins, weights = coins[list(nodes)], target_probs(nodes)
+    coins = coins[list(nodes)]
     ranks = coins.new_zeros(len(nodes), 1, dtype=torch.long)
     if any(children):
         law = _node_law(tree, nodes, children, weights, rule)
         weights, ranks = law.residual, _first_accepted(law.accept, coins)
     outcomes = torch.cat([ranks, invert(weights, coins[:, -1:])], dim=1).tolist()
     return {
-        node: _Decision(siblings[rank] if rank < len(siblings) else None, token)
+        node: Decision(siblings[rank] if rank < len(siblings) else None, token)
         for node, siblings, (rank, token) in zip(nodes, children, outcomes, strict=True)
     }
 
@@ -230,16 +255,37 @@ def sampler_match(target_probs: Tensor, draft_probs: Tensor, children: Tensor, p
     return NodeLaw(accept * real, _or_else(unmatched, target_probs))
 
 
+def _first_child(tree: TokenTree, node: int, target_probs: Tensor, coins: Tensor) -> Decision | None:
+    """Accept the first child by what both models give it, or leave it to the rule, which would do it by the same coin
+    at the same probability, up to rounding in the last place."""
+    child = tree.shape.children(node)[0]
+    token, row = int(tree.tokens[child]), tree.support_probs[tree.row[node]]
+    column = int(torch.searchsorted(tree.support, token))
+    if column == len(tree.support) or int(tree.support[column]) != token:
+        return None
+    theirs = float(row[column]) * float(target_probs.sum(dtype=torch.float64))
+    ours = float(target_probs[0, token]) * float(row.sum(dtype=torch.float64))
+    return Decision(child, -1) if theirs > 0 and float(coins[0, 0]) * theirs < ours else None
+
+
+def _drawn_once(tree: TokenTree, node: int, target_probs: Tensor, coins: Tensor) -> Decision:
+    """`sampler_match` as it is told: draw from the target, and go on to the child that is the draw."""
+    token = int(invert(target_probs, coins[:, -1:]))
+    children = tree.shape.children(node)
+    tokens = tree.tokens[list(children)].tolist()
+    return Decision(children[tokens.index(token)] if token in tokens else None, token)
+
+
 _BISECTIONS = 40
 
-GREEDY = Verifier("sampler_match", sampler_match, Draws.TOP_K)
+GREEDY = Verifier("sampler_match", sampler_match, Draws.TOP_K, _drawn_once)
 """At temperature 0 every lossless rule accepts the target's one token and no other; this one with the least work."""
 
 VERIFIERS: dict[str, Verifier] = {
     verifier.name: verifier
     for verifier in (
-        Verifier("sequoia", partial(recursive_rejection, replacement=False), Draws.WITHOUT_REPLACEMENT),
-        Verifier("specinfer", partial(recursive_rejection, replacement=True), Draws.WITH_REPLACEMENT),
+        Verifier("sequoia", partial(recursive_rejection, replacement=False), Draws.WITHOUT_REPLACEMENT, _first_child),
+        Verifier("specinfer", partial(recursive_rejection, replacement=True), Draws.WITH_REPLACEMENT, _first_child),
         Verifier("spectr", k_sequential_selection, Draws.WITH_REPLACEMENT),
         GREEDY,
     )
