@@ -61,7 +61,7 @@ def test_its_files_are_whole_and_small(folder: Path) -> None:
 
 def test_its_plan_is_for_the_pair_that_loads(folder: Path) -> None:
     plan = PlanFile.load(folder / PLAN)
-    assert plan.pair["draft"] == folder.name
+    assert plan.pair["draft"] == f"{folder.name}+ngram"
     assert [each.params["temperature"] for each in plan.plans] == [0.0, 0.6, 1.0]
 
 
