@@ -11,7 +11,7 @@ from sequoia.draft.shipped import PLAN, shipped_head
 from sequoia.errors import FileError, UsageError
 from sequoia.model.causal_lm import CausalLM
 from sequoia.planning.named import AUTO
-from sequoia.planning.pair import differences, draft_name, is_for_pair, loaded_by_name, pair_of, require_pair
+from sequoia.planning.pair import differences, is_for_pair, loaded_by_name, pair_of, require_pair
 from sequoia.planning.planned import Planned
 from sequoia.tree.plan import PlanFile
 from sequoia.tree.plan_cache import find as find_plan
@@ -88,7 +88,7 @@ def _cached(target: CausalLM, draft: object, notice: Callable[[str], None] | Non
 def _shipped(target: CausalLM, draft: object) -> PlanFile | None:
     """The plan that came with a head, where it is for these number formats."""
     folder = shipped_head(target)
-    if folder is None or draft_name(draft) != folder.name or not (folder / PLAN).is_file():
+    if folder is None or not (folder / PLAN).is_file():
         return None
     file = PlanFile.load(folder / PLAN)
     return file if is_for_pair(file, target, draft) else None
