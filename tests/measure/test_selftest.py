@@ -17,10 +17,11 @@ from sequoia.measure.toy import ToyCache
 from sequoia.speculate import verify as verify_module
 from sequoia.speculate.growth import Growth
 from sequoia.speculate.processors import Processors
+from sequoia.speculate.rules import NodeLaw, Rule, recursive_rejection
 from sequoia.speculate.sampling import Draws, Noise, Purpose
 from sequoia.speculate.session import Session
 from sequoia.speculate.token_tree import TokenTree
-from sequoia.speculate.verify import VERIFIERS, NodeLaw, Rule, Verifier, recursive_rejection
+from sequoia.speculate.verify import VERIFIERS, Verifier
 
 SEQUOIA = VERIFIERS["sequoia"]
 TREES = SHAPES | DYNAMIC_TREES
@@ -240,10 +241,10 @@ class LastCoinTwice:
 BROKEN_LOOPS: dict[str, tuple[Run, int]] = {
     "noise once per prompt": (noise(OncePerPrompt), 60),
     "coins once per prompt": (noise(CoinsOncePerPrompt), 60),
-    "draft and verifier share noise": (noise(SharedWithTheVerifier), 130),
+    "draft and verifier share noise": (noise(SharedWithTheVerifier), 260),
     "requests share noise": (noise(Noise, own_request=False), 10),
     "penalties blind to the path": (processors(BlindToPaths), 30),
-    "penalties blind to the output": (processors(FrozenContext), 30),
+    "penalties blind to the output": (processors(FrozenContext), 80),
     "no filters": (processors(Unfiltered), 20),
     "filters on the draft only": (with_session(filters_on_the_draft_only), 20),
     "cache rewound by a count": (with_session(rewound), 40),

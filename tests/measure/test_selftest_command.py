@@ -18,7 +18,8 @@ import pytest
 from sequoia.app.cli import main
 from sequoia.measure import selftest as selftest_module
 from sequoia.measure.selftest import SelfTest, run_selftest
-from sequoia.speculate.verify import VERIFIERS, NodeLaw, Verifier
+from sequoia.speculate.rules import NodeLaw
+from sequoia.speculate.verify import VERIFIERS, Verifier
 
 LINE = r"✓ \d+ walks enumerated \(max error \de-1\d\)  ✓ joint law: TV 0\.\d{3}, sampling noise alone 0\.\d{3}\n"
 

@@ -22,7 +22,7 @@ class Inlet(Protocol):
     @property
     def linears(self) -> Sequence[Linear]: ...
 
-    def fused(self, features: Tensor) -> Tensor:
+    def fused(self, features: Tensor, runner: LayerRunner) -> Tensor:
         """[rows, taps, size] features of the target → [rows, size], in the place of the head's own outputs."""
 
     def taken(self, embedded: Tensor, features: Tensor, runner: LayerRunner) -> tuple[Tensor | Int8Rows, Tensor]:
@@ -49,10 +49,10 @@ class FeatureInlet:
     def linears(self) -> Sequence[Linear]:
         return [self._fuse] if self._embed is None else [self._fuse, self._embed]
 
-    def fused(self, features: Tensor) -> Tensor:
+    def fused(self, features: Tensor, runner: LayerRunner) -> Tensor:
         """See `Inlet.fused`."""
         rows = features if self._feature_norm is None else self._feature_norm(features)
-        return self._fuse(rows.flatten(1))
+        return self._fuse(rows.flatten(1), runner.kernels)
 
     def taken(self, embedded: Tensor, features: Tensor, runner: LayerRunner) -> tuple[Tensor | Int8Rows, Tensor]:
         """See `Inlet.taken`."""
@@ -60,7 +60,7 @@ class FeatureInlet:
         rows = normed.transpose(0, 1).flatten(1)
         hidden = normed[1] if self._residual_norm else features
         if self._embed is not None:
-            hidden = self._embed.plus(normed[0].contiguous(), hidden, runner.kernels)
+            hidden = self._embed.plus(normed[0], hidden, runner.kernels)
         return (Int8Rows(*runner.kernels.in_8_bit(rows)) if runner.is_int8 else rows), hidden
 
 
@@ -74,7 +74,7 @@ class EmbeddingInlet:
     def linears(self) -> Sequence[Linear]:
         return [self._fuse]
 
-    def fused(self, features: Tensor) -> Tensor:
+    def fused(self, features: Tensor, runner: LayerRunner) -> Tensor:
         """See `Inlet.fused`."""
         return features[:, 0]
 

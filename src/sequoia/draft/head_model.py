@@ -104,7 +104,7 @@ class HeadModel(LayerRunner):
     @torch.inference_mode()
     def fused(self, features: Tensor) -> Tensor:
         """[rows, taps, size] of the target → [rows, size], as `forward` takes them."""
-        return self._inlet.fused(features.to(self._dtype)).to(self._dtype)
+        return self._inlet.fused(features.to(self._dtype), self).to(self._dtype)
 
     @torch.inference_mode()
     def forward(self, features: Tensor, tokens: Tensor, cache: LeanCache, block: Block | None = None) -> Tensor:
@@ -151,8 +151,8 @@ class HeadModel(LayerRunner):
         """A pass of as many rows with these kernels, of which nothing stays."""
         run = copy(self)
         run.kernels = kernels
-        features = torch.ones(rows, self._size, dtype=self._dtype, device=self.device)
-        run.logits(run.forward(features, torch.arange(rows, device=self.device), run.new_cache()))
+        features = torch.ones(rows, len(self.taps), self._size, dtype=self._dtype, device=self.device)
+        run.logits(run.forward(run.fused(features), torch.arange(rows, device=self.device), run.new_cache()))
 
     def _embedded(self, tokens: Tensor) -> Tensor:
         own = self._embedding

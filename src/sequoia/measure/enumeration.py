@@ -14,8 +14,9 @@ from itertools import permutations, product
 import torch
 from torch import Tensor
 
+from sequoia.speculate.rules import Rule
 from sequoia.speculate.sampling import Draws
-from sequoia.speculate.verify import Rule, Verifier
+from sequoia.speculate.verify import Verifier
 
 TOLERANCE = 1e-10
 _VOCAB_SIZES = (3, 4, 5)

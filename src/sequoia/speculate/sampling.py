@@ -14,6 +14,7 @@ from enum import Enum
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 Generator = np.random.Generator | torch.Generator
 
@@ -38,12 +39,15 @@ class Noise:
         self._entropy = secrets.randbits(128) if seed is None else seed
         self._request = request
         self._device = torch.device(device)
+        self._key = np.random.SeedSequence(self._entropy, spawn_key=(request,)).generate_state(2, np.uint64)
 
     def generator(self, round_index: int, purpose: Purpose) -> Generator:
         """A generator for one purpose in one round; the same arguments give the same numbers."""
+        if self._device.type == "cpu":
+            # A counter's place says whose numbers these are, which is quicker than another seed for each.
+            counter = np.array([0, 0, round_index, purpose.value], dtype=np.uint64)
+            return np.random.Generator(np.random.Philox(key=self._key, counter=counter))
         sequence = np.random.SeedSequence(self._entropy, spawn_key=(self._request, round_index, purpose.value))
-        if self._device.type == "cpu":  # torch's generator takes no more than 32 bits of a seed there
-            return np.random.Generator(np.random.PCG64(sequence))
         return torch.Generator(self._device).manual_seed(int(sequence.generate_state(1, np.uint64)[0]) >> 1)
 
 
@@ -109,11 +113,26 @@ def draw_without_replacement(probs: Tensor, counts: Sequence[int], generator: Ge
     Returns:
         [rows, largest count] distinct columns, in the order drawn; what lies past a row's count has no meaning.
     """
+    if probs.is_cuda:
+        return _draw_in_turn(probs.double(), probs.new_zeros(len(counts), 0, dtype=torch.long), counts, generator)
+    # Successive draws are independent ones less those that repeat one before, and these share one sum.
+    tries = invert(probs, uniform((len(counts), 2 * max(counts)), generator)).tolist()
+    drawn = torch.zeros(len(counts), max(counts), dtype=torch.long)
+    for row, count in enumerate(counts):
+        found = torch.tensor([list(dict.fromkeys(tries[row]))[:count]])
+        if found.shape[1] < count:
+            found = _draw_in_turn(probs[[row]].double(), found, [count], generator)
+        drawn[row, :count] = found[0]
+    return drawn
+
+
+def _draw_in_turn(weights: Tensor, before: Tensor, counts: Sequence[int], generator: Generator) -> Tensor:
+    """`draw_without_replacement`, whose first draws, [rows, draws], are given."""
     order = sorted(range(len(counts)), key=lambda row: -counts[row])  # rows still drawing come first
-    left = probs[order].double()
+    left, first = weights[order].scatter_(1, before[order], 0.0), before.shape[1]
     coins = uniform((len(counts), max(counts)), generator)
-    drawn = torch.zeros(coins.shape, dtype=torch.long, device=probs.device)
-    for rank in range(max(counts)):
+    drawn = functional.pad(before[order], (0, max(counts) - first))
+    for rank in range(first, max(counts)):
         rows = slice(sum(count > rank for count in counts))
         cumulative = _cumulative(left[rows])
         spent = cumulative[:, -1:] <= 0

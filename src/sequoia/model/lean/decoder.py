@@ -183,7 +183,7 @@ class LayerRunner:
         by_head = self._attended(queries, keys, values, mask, layer.scale)
         if self.is_int8:
             return Int8Rows(*kernels.heads_in_8_bit(by_head))
-        return by_head.transpose(0, 1).reshape(len(parts), -1)
+        return by_head.transpose(0, 1).flatten(1)
 
     def _attended(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float) -> Tensor:
         """Of [query heads, rows, head size], the same."""

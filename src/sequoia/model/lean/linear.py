@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from sequoia.model.lean.fused import PLAIN, Kernels
 from sequoia.model.lean.int4 import Int4Weight
-from sequoia.model.lean.int8 import Int8Rows, Int8Weight, quantised
+from sequoia.model.lean.int8 import Int8Rows, Int8Weight
 
 Activation = Callable[[Tensor], Tensor]
 
@@ -56,7 +56,7 @@ class Linear:
     def __call__(self, rows: Tensor | Int8Rows, kernels: Kernels = PLAIN) -> Tensor:
         """[rows, in] → [rows, out], in 32 bit once it has 8. Only then may rows be, too."""
         if self._int8 is not None:
-            return self._int8(_in_8_bit(rows), kernels)
+            return self._int8(_in_8_bit(rows, kernels), kernels)
         assert isinstance(rows, Tensor)
         if self._int4 is not None:
             return self._int4(rows)
@@ -80,14 +80,14 @@ class Linear:
     def plus(self, rows: Tensor | Int8Rows, other: Tensor, kernels: Kernels = PLAIN) -> Tensor:
         """self(rows) + other"""
         if self._int8 is not None:
-            return self._int8.plus(_in_8_bit(rows), other, kernels)
+            return self._int8.plus(_in_8_bit(rows, kernels), other, kernels)
         assert isinstance(rows, Tensor)
         return self(rows).add_(other) if self._packed is None else self._combined(rows, other, "add")
 
     def gated(self, rows: Tensor | Int8Rows, activation: str, kernels: Kernels) -> Int8Rows:
         """activation(gate) * up, once quantised, of a gate's outputs and as many more."""
         assert self._int8 is not None
-        return self._int8.gated(_in_8_bit(rows), _plain(activation), kernels)
+        return self._int8.gated(_in_8_bit(rows, kernels), _plain(activation), kernels)
 
     def dense(self) -> Tensor:
         """[out, in] the weight itself, as far as quantising has left it."""
@@ -196,8 +196,8 @@ class Gated:
         return twin
 
 
-def _in_8_bit(rows: Tensor | Int8Rows) -> Int8Rows:
-    return rows if isinstance(rows, Int8Rows) else quantised(rows)
+def _in_8_bit(rows: Tensor | Int8Rows, kernels: Kernels) -> Int8Rows:
+    return rows if isinstance(rows, Int8Rows) else Int8Rows(*kernels.in_8_bit(rows))
 
 
 def _plain(activation: str) -> Activation:
