@@ -40,6 +40,7 @@ from sequoia.engine import Engine
 from sequoia.errors import SequoiaError
 from sequoia.measure.prompts import read_prompts as read_records
 from sequoia.measure.tune import TuneSettings, tune
+from sequoia.tree.dynamic import Tree
 from sequoia.tree.option import Option
 from sequoia.tree.plan import Plan, PlanFile
 
@@ -96,11 +97,14 @@ def params(asked: argparse.Namespace) -> SamplingParams:
     return SamplingParams(max_tokens=asked.max_tokens, temperature=asked.temperatures[0], seed=1, ignore_eos=True)
 
 
-def loaded_engine(asked: argparse.Namespace, draft: str) -> Engine:
+def loaded_engine(asked: argparse.Namespace, draft: str, tree: Tree | str = "off") -> Engine:
+    """Args:
+    tree: the largest that will run, which memory is planned for.
+    """
     return sequoia.load(
         asked.target,
         draft,
-        "off",
+        tree,
         draft_dtype="auto" if draft == "ngram" else asked.draft_dtype,
         offload="disk",
         memory_budget=asked.memory_budget,
@@ -110,7 +114,9 @@ def loaded_engine(asked: argparse.Namespace, draft: str) -> Engine:
 
 def ours(asked: argparse.Namespace, ways: Mapping[str, Option | None]) -> Iterator[Outcome]:
     """All ways in turn on each prompt; None is plain decoding."""
-    engine = loaded_engine(asked, "ngram" if set(ways.values()) == {None} else asked.draft)
+    trees = [way.shape for way in ways.values() if way is not None]
+    largest = max(trees, key=lambda tree: tree.size, default="off")
+    engine = loaded_engine(asked, asked.draft if trees else "ngram", largest)
     files, memory, wanted = weight_files(Path(asked.target)), engine.memory, params(asked)
     assert memory is not None
     found = {
@@ -187,7 +193,11 @@ def tuned(asked: argparse.Namespace) -> PlanFile:
         contexts=(128,),
         max_size=_SWEEP[-1],
     )
-    file = tune(loaded_engine(asked, asked.draft), read_records(["built-in"], asked.samples), settings)
+    file = tune(
+        loaded_engine(asked, asked.draft, f"optimal:{_SWEEP[-1]}x8"),
+        read_records(["built-in"], asked.samples),
+        settings,
+    )
     file.save(asked.plan)
     return file
 
@@ -295,18 +305,7 @@ def main() -> None:
         asked.draft = asked.draft or str(rounded_draft(Path(folder) / "rounded-to-4-bits"))
         asked.plan = asked.plan or Path(folder) / "plan.json"
         tuned(asked)
-        given = (
-            "target",
-            "memory_budget",
-            "context",
-            "draft",
-            "draft_dtype",
-            "plan",
-            "count",
-            "max_tokens",
-            "few_tokens",
-        )
-        arguments = [part for name in given for part in (f"--{name.replace('_', '-')}", str(getattr(asked, name)))]
+        arguments = [part for name in _GIVEN for part in (f"--{name.replace('_', '-')}", str(getattr(asked, name)))]
         arguments += [part for source in asked.prompts for part in ("--prompts", source)]
         console.print(machine())
         arguments += ["--sweep"] if asked.sweep else []

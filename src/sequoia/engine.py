@@ -21,7 +21,7 @@ from sequoia.model.causal_lm import CausalLM
 from sequoia.model.gguf_cache import cache_folder
 from sequoia.model.loaded import shared_token_count
 from sequoia.model.offload.budget import MemoryPlan
-from sequoia.model.offload.fill import fill, used_memory
+from sequoia.model.offload.fill import Beside, fill, used_memory
 from sequoia.model.offload.request import OffloadRequest
 from sequoia.model.placement import Numbers
 from sequoia.model.probe import check_settled
@@ -322,7 +322,9 @@ def load(
     if copies:
         proposer = CopyingDraft(proposer)
     if model.loaded.hollow is not None:
-        fill(model, models_of(model, proposer)[1:], request, alone, resolved.size)
+        beside = getattr(proposer, "model", None)
+        drafts = [beside] if isinstance(beside, Beside) else []
+        fill(model, drafts, request, alone, max(resolved.size, choice.most_nodes))
     for each in twin:  # it shares what the target has only now
         check_settled(each)
     if compile:

@@ -19,6 +19,7 @@ from sequoia.errors import FileError, ModelError, SequoiaError
 from sequoia.measure.rolling import Reach, draft_nodes
 from sequoia.measure.texts import Ask, Text
 from sequoia.measure.tiny_llama import tiny_llama
+from sequoia.model.placement import resident_bytes
 from sequoia.params import SamplingParams
 from sequoia.planning.pair import pair_of
 from sequoia.speculate.growth import Growth
@@ -154,3 +155,16 @@ def test_nothing_is_proposed_before_the_target_has_read(tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(0)
     growth = Growth(TreeShape.chain(2), processors, Draws.TOP_K, VOCAB, generator, torch.device("cpu"))
     assert proposer.propose(TEXT, growth).shape.size == 1
+
+
+def test_a_streamed_targets_memory_counts_their_features(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    tiny_llama(VOCAB, 3, device="cpu").model.to(torch.bfloat16).save_pretrained(target)
+    heads = _save(tmp_path / "heads", _tensors(outputs=True))
+    budget = resident_bytes() + (300 << 20)
+    caches = []
+    for draft in ("ngram", heads):
+        memory = sequoia.load(target, draft, offload="disk", memory_budget=budget, context=64, dtype="bf16").memory
+        assert memory is not None
+        caches.append(memory.caches)
+    assert caches[1] - caches[0] == 64 * SIZE * 2

@@ -97,6 +97,11 @@ class HeadModel(LayerRunner):
         features = len(self.taps) * self._size * target.loaded.dtype.itemsize
         return 2 * heads.keys * heads.size * self._numbers.dtype.itemsize + features
 
+    @property
+    def candidates(self) -> int:
+        """Tokens that it has a logit for."""
+        return len(self.support)
+
     def reserve(self, slots: int) -> None:
         """See `CausalLM.reserve`."""
         self._reserved = slots

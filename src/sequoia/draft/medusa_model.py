@@ -68,6 +68,19 @@ class MedusaModel:
         """Which code runs a pass, for people."""
         return f"{len(self._heads)} heads on the target's last feature, {self.loaded.weights}"
 
+    @property
+    def slot_bytes(self) -> int:
+        """Of what is kept of each token: its feature, in the target's cache."""
+        return len(self.taps) * self._target.hidden_size * self._target.loaded.dtype.itemsize
+
+    @property
+    def candidates(self) -> int:
+        """Tokens that it has a logit for."""
+        return len(self.support)
+
+    def reserve(self, slots: int) -> None:
+        """See `CausalLM.reserve`; there is no cache here."""
+
     @torch.inference_mode()
     def logits(self, feature: Tensor, depth: int) -> Tensor:
         """[1, size] last feature of the token before the root → [1, candidates] for the children of nodes at a depth.

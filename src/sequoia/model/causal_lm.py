@@ -37,7 +37,7 @@ from sequoia.model.offload.disk import DiskLink
 from sequoia.model.offload.gpu import CopyLink
 from sequoia.model.offload.hollow import not_streamable
 from sequoia.model.offload.request import show_bytes
-from sequoia.model.placement import Numbers, resolve_numbers
+from sequoia.model.placement import Numbers, resolve_numbers, return_freed_memory
 
 if TYPE_CHECKING:
     from sequoia.model.kv_cache import KVCache
@@ -152,6 +152,11 @@ class CausalLM:
             return "off"
         return f"{'disk' if self.device.type == 'cpu' else 'host'} within {show_bytes(self.memory.budget)}"
 
+    @property
+    def candidates(self) -> int:
+        """Tokens that it has a logit for."""
+        return self.vocab_size
+
     def reserve(self, slots: int) -> None:
         """New caches have room for so many from now on, and do not move as they grow."""
         self._reserved = slots
@@ -246,6 +251,8 @@ class CausalLM:
         Args:
             taps: features that it is to keep of each token; see `Features`.
         """
+        if self.memory is not None:
+            return_freed_memory()  # of other requests, which the budget does not count twice
         features = Features(taps, self.hidden_size, self.loaded.dtype, self.device) if taps else None
         if self._decoder is not None:
             return self._decoder.new_cache(features, self._reserved)

@@ -47,6 +47,12 @@ class PlanChoice:
         name = Path(plan).name if isinstance(plan, (str, PathLike)) else "the plan"
         return cls(_read(plan), name, auto and profile is None, guard, adapt)
 
+    @property
+    def most_nodes(self) -> int:
+        """Of the trees of a plan that was given."""
+        plans = () if self.file is None else self.file.plans
+        return max((option.shape.size for plan in plans for option in plan.options), default=1)
+
     def planned(self, target: CausalLM, draft: object, notice: Callable[[str], None] | None = None) -> Planned | None:
         """What requests of this pair run by; None where there is no plan.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -16,16 +16,21 @@ from sequoia.model.offload.request import OffloadRequest
 from sequoia.model.placement import free_bytes, resident_bytes, return_freed_memory
 
 TREE_ROWS = 128  # that memory is planned for, at least
-_AT_WORK = 40 << 20  # bytes that requests were seen to take beside what is counted: buffers, and memory kept for later
-_DRAW_BYTES = 20  # for each row of a draft's level and token: its logits and distribution, and the sums it is drawn by
+_AT_WORK = 64 << 20  # bytes that requests were seen to take beside what is counted: oneDNN's kernels, gaps, buffers
+_DRAW_BYTES = 12  # for each node and candidate: distributions of the inner ones, what one level is drawn by, and gaps
 
 
+@runtime_checkable
 class Beside(Protocol):
-    """A draft's model, which has a cache of its own."""
+    """A draft's model, for which something is kept of each token."""
 
     @property
     def slot_bytes(self) -> int:
         """Of what is kept of each token."""
+
+    @property
+    def candidates(self) -> int:
+        """Tokens that it has a logit for."""
 
     def reserve(self, slots: int) -> None:
         """New caches have room for so many from now on."""
@@ -81,13 +86,14 @@ def _needs(model: CausalLM, drafts: Sequence[Beside], alone: int, used: int, tre
         tensor.numel() * tensor.element_size() for tensor in model.loaded.model.parameters() if not tensor.is_meta
     )
     on_cpu = model.device.type == "cpu"
-    drawn = _DRAW_BYTES * model.vocab_size if drafts else 0
+    logits = 2 * model.vocab_size * dtype.itemsize  # of a row: what was freed leaves gaps
+    drawn = _DRAW_BYTES * sum(draft.candidates for draft in drafts)
     return Needs(
         libraries=(alone if drafts else used) - ends,
         ends=ends,
         draft=used - alone if drafts else 0,
         caches=context * sum(each.slot_bytes for each in (model, *drafts)),
-        rows=_AT_WORK + tree_rows * (model.vocab_size * dtype.itemsize + drawn),
+        rows=_AT_WORK + tree_rows * (logits + drawn),
         row=model.row_bytes(context),
         layer=max(sum(matrix.bytes for matrix in layout.matrices) for layout in layouts),
         layers=len(layouts),

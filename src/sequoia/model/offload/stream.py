@@ -14,6 +14,7 @@ from sequoia.model.lean.decoder import Layer
 from sequoia.model.lean.linear import Linear
 from sequoia.model.offload.layout import Matrix
 from sequoia.model.offload.schedule import Link, Schedule
+from sequoia.model.placement import return_freed_memory
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ class LayerStream:
             FileError: a layer could not be read, or the stream is closed. The next pass tries anew.
         """
         with self._lock:
+            return_freed_memory()  # of logits and trees: what is kept for later is not in the budget
             self._schedule.start_pass()
             yield self._in_order()
 
