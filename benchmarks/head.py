@@ -75,7 +75,7 @@ def table(found: dict[str, list[Parts]]) -> Table:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", help="a path or a hub name; SmolLM2-135M-Instruct by default")
-    parser.add_argument("--head", help="a head's folder; a random head by default")
+    parser.add_argument("--head", help="as --draft takes it, auto for the shipped one; by default random")
     parser.add_argument("--draft-vocab", type=int, default=8192, help="token ids that a random head proposes")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--draft-dtype", default="auto")
