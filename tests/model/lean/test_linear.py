@@ -20,6 +20,7 @@ from transformers.pytorch_utils import Conv1D
 import sequoia
 from sequoia.model import causal_lm
 from sequoia.model.causal_lm import CausalLM
+from sequoia.model.lean import linear as linear_module
 from sequoia.model.lean.linear import ACTIVATIONS, Gated, Linear, PackedModule, can_pack, pack_modules
 from sequoia.model.loading import load_model
 from sequoia.model.probe import proved
@@ -124,6 +125,22 @@ def test_gated(form: str, activation: str) -> None:
     rows = gate.rows(5)
     found = Gated(gate.layer, up.layer).activated(rows, activation)
     gate.check(found, ACT2FN[activation](gate.expected(rows)) * up.expected(rows))
+
+
+@_each_form
+@pytest.mark.parametrize("activation", ["silu", "gelu_pytorch_tanh"])
+def test_a_wide_gate_of_many_rows_in_pieces(form: str, activation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is no plain matrix stays whole; the last piece is smaller."""
+    monkeypatch.setattr(linear_module, "_PIECE", 5)
+    pieces: list[int] = []
+    some = Linear.some
+    monkeypatch.setattr(Linear, "some", lambda layer, rows, part: pieces.append(part.start) or some(layer, rows, part))
+    gate, up = _Case(form, "linear", 1, bias=False), _Case(form, "linear", 1, bias=True)
+    for count in (31, 32):
+        rows = gate.rows(count)
+        found = Gated(gate.layer, up.layer).activated(rows, activation)
+        gate.check(found, ACT2FN[activation](gate.expected(rows)) * up.expected(rows))
+    assert pieces == ([start for start in range(0, 32, 5) for _ in "gu"] if form.endswith(", settled") else [])
 
 
 @_each_form
