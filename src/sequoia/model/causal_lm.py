@@ -176,7 +176,8 @@ class CausalLM:
         masks = context * len(self.layer_types) * (groups * width + 2)
         hidden = int(config.hidden_size)
         inner = getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None) or 4 * hidden
-        return masks + 4 * int(inner) * width + 6 * hidden * (width + 4)
+        widest = 4 * int(inner) if self._decoder is None else self._decoder.widest(int(inner))
+        return masks + widest * width + 6 * hidden * (width + 4)
 
     def compile(self, folder: Path, tell: Callable[[str], None]) -> None:
         """Have the small operations of passes compiled in the background, once settled; see `compile_later`."""

@@ -131,7 +131,7 @@ def test_gated(form: str, activation: str) -> None:
 @pytest.mark.parametrize("activation", ["silu", "gelu_pytorch_tanh"])
 def test_a_wide_gate_of_many_rows_in_pieces(form: str, activation: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that is no plain matrix stays whole; the last piece is smaller."""
-    monkeypatch.setattr(linear_module, "_PIECE", 5)
+    monkeypatch.setattr(linear_module, "PIECE", 5)
     pieces: list[int] = []
     some = Linear.some
     monkeypatch.setattr(Linear, "some", lambda layer, rows, part: pieces.append(part.start) or some(layer, rows, part))

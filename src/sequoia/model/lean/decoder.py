@@ -23,7 +23,7 @@ from sequoia.model.lean.cache import LeanCache
 from sequoia.model.lean.fused import PLAIN, Kernels
 from sequoia.model.lean.inputs import Rotation
 from sequoia.model.lean.int8 import Int8Rows, quantised
-from sequoia.model.lean.linear import Gated, Linear, can_pack
+from sequoia.model.lean.linear import PIECE, Gated, Linear, can_pack
 from sequoia.model.placement import return_freed_memory
 
 
@@ -209,6 +209,11 @@ class LeanDecoder(LayerRunner):
         self._dtype, self._device = dtype, device
         self.layers: Callable[[], AbstractContextManager[Iterable[Layer]]] = lambda: nullcontext(recipe.layers)
         """The recipe's layers for one pass; each needs its weights only until the next is asked for."""
+
+    def widest(self, inner: int) -> int:
+        """Numbers between two products that a row of a pass over many has at a time, of an MLP `inner` wide."""
+        gated = all(isinstance(layer.up, Gated) for layer in self.recipe.layers)
+        return min(4 * inner, inner + 3 * PIECE) if gated and self._device.type == "cpu" else 4 * inner
 
     def new_cache(self, features: Features | None = None, capacity: int = 0) -> LeanCache:
         """See `LeanCache`."""

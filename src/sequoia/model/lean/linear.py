@@ -32,7 +32,7 @@ _PLAIN: dict[str, Activation] = {
 }
 ACTIVATIONS = frozenset(_FUSED)
 
-_PIECE = 8192  # outputs of a wide gate at a time
+PIECE = 8192  # outputs of a wide gate at a time
 _MANY_ROWS = 32  # from here on that is faster
 
 
@@ -190,15 +190,15 @@ class Gated:
         if self._both is not None:
             return self._both.gated(rows, activation, kernels)
         assert isinstance(rows, Tensor)
-        if self.gate.is_plain and len(rows) >= _MANY_ROWS and self.gate.width > 2 * _PIECE:
+        if self.gate.is_plain and len(rows) >= _MANY_ROWS and self.gate.width > 2 * PIECE:
             return self._in_pieces(rows, activation)
         return self.up.times(rows, self.gate.activated(rows, activation))
 
     def _in_pieces(self, rows: Tensor, activation: str) -> Tensor:
         """The same, a part of the outputs at a time, so that what is between two products stays in the CPU's caches."""
         found = rows.new_empty(len(rows), self.gate.width)
-        for start in range(0, self.gate.width, _PIECE):
-            part = slice(start, start + _PIECE)
+        for start in range(0, self.gate.width, PIECE):
+            part = slice(start, start + PIECE)
             gate, up = self.gate.some(rows, part), self.up.some(rows, part)
             torch.mul(_plain(activation)(gate), up, out=found[:, part])
         return found
