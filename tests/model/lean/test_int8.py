@@ -17,9 +17,11 @@ _IN, _OUT = 96, 80
 _FORMATS = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 
 
-@pytest.fixture(params=["kernels", "fallback"])
+@pytest.fixture(params=["kernels", "kernels without signs", "fallback"])
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """With oneDNN's kernels, and without."""
+    """With oneDNN's kernels, as this machine takes them and as those without AMX do, and without any."""
+    if request.param == "kernels without signs":
+        monkeypatch.setattr(int8, "_takes_signs", lambda: False)
     if request.param == "fallback":
         monkeypatch.setattr(int8, "has_kernels", lambda: False)
     elif not int8.has_kernels():
@@ -74,14 +76,24 @@ def test_the_product_is_near_the_exact_one(dtype: torch.dtype, bias: bool, kerne
     assert _error(linear.plus(rows, other), exact + other.double()) < 0.01
 
 
-def test_kernels_and_fallback_are_one_function(monkeypatch: pytest.MonkeyPatch) -> None:
-    if not int8.has_kernels():
-        pytest.skip("this machine has no exact integer kernels")
+def test_kernels_and_fallback_are_one_function(kernels: str, monkeypatch: pytest.MonkeyPatch) -> None:
     weight, rows = _random(_OUT, _IN), _rows(9, torch.float32)
     fast = Int8Weight(weight, None)(quantised(rows))
     monkeypatch.setattr(int8, "has_kernels", lambda: False)
     slow = Int8Weight(weight, None)(quantised(rows))
     torch.testing.assert_close(fast, slow, rtol=1e-6, atol=1e-5)
+
+
+def test_sums_stay_exact_beyond_what_32_bit_floats_count(kernels: str) -> None:
+    inputs = 1 << 14
+    weight, rows = torch.full((_OUT, inputs), 127.0), torch.full((3, inputs), 127.0)
+    weight[0, ::2], weight[1, 0] = -127, -127
+    found = Int8Weight(weight, None)(quantised(rows))
+    expected = (rows.double() @ weight.double().T).float()
+    if kernels == "fallback":
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+    else:
+        assert torch.equal(found, expected)
 
 
 @_FORMATS

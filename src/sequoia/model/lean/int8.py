@@ -20,6 +20,7 @@ _LARGEST = 127
 _SMALLEST_SCALE = 1e-30  # outputs of zeros alone have no scale of their own
 _PIECE = 4096  # outputs quantised at a time: a large head is not copied whole in 32 bit
 _TYPICAL_ROWS = 16  # that the packed layout is chosen for
+_MIDDLE = 128  # stands for zero in numbers without a sign
 
 
 class Int8Rows(NamedTuple):
@@ -108,13 +109,25 @@ def has_kernels() -> bool:
     return torch.equal(found, values.float() @ values.float().T)
 
 
+@cache
+def _takes_signs() -> bool:
+    """Whether this CPU multiplies signed by signed numbers: AMX does. VNNI takes rows without a sign alone, and oneDNN
+    runs signed ones in reference code there, some thousand times slower."""
+    try:
+        return bool(torch.cpu._is_amx_tile_supported())
+    except AttributeError:  # private to torch
+        return False
+
+
 def _pack(values: Tensor) -> Tensor:
     packed: Tensor = torch.ops.onednn.qlinear_prepack(values, [_TYPICAL_ROWS, values.shape[1]])
     return packed
 
 
 def _multiplied(values: Tensor, packed: Tensor, scale: Tensor, zeros: Tensor, dtype: torch.dtype) -> Tensor:
+    middle = 0 if _takes_signs() else _MIDDLE
+    taken = values.view(torch.uint8) ^ _MIDDLE if middle else values  # the same numbers, each raised by 128
     product: Tensor = torch.ops.onednn.qlinear_pointwise.default(
-        values, 1.0, 0, packed, scale, zeros, None, 1.0, 0, dtype, "none", [], ""
+        taken, 1.0, middle, packed, scale, zeros, None, 1.0, 0, dtype, "none", [], ""
     )
     return product
