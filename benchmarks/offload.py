@@ -4,8 +4,9 @@
 
 The target is a folder of safetensors; `benchmarks/widen.py` makes one of any size. The draft is by default the default
 model with its matrices rounded to 4 bits in groups of 64, a stand-in for a small model that agrees well with a large
-one. Each way runs in processes of its own, in turns, so that its peak memory is its own. The link is held against raw
-direct reads of the same files, measured between answers.
+one. Each way runs in processes of its own, in turns, so that its peak memory is its own; ours end with a request that
+fills the context, untimed, since that is what memory is planned for. The link is held against raw direct reads of the
+same files, measured between answers.
 
 accelerate reads through the page cache. To cap that too run all of this under a limit (systemd-run --user --scope -p
 MemoryMax=…); without one the files' pages are dropped before each of its passes, which is what a cap comes to.
@@ -46,6 +47,7 @@ from sequoia.tree.plan import Plan, PlanFile
 
 _SWEEP = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _PLAIN = "plain"
+_FULL_ROUNDS, _ROOM = 3, 64  # rounds that fill the context, and tokens left for their trees
 _GIVEN = ("target", "memory_budget", "context", "draft", "draft_dtype", "plan", "count", "max_tokens", "few_tokens")
 _COLUMNS = (
     "T",
@@ -129,9 +131,18 @@ def ours(asked: argparse.Namespace, ways: Mapping[str, Option | None]) -> Iterat
             way, outcome = ways[name], found[name]
             outcome.raw.append(raw_rate(files))
             answer(engine.with_tree("off" if way is None else way.shape), prompt, wanted, outcome)
+    fill_context(engine.with_tree(largest), asked.context)
     for outcome in found.values():
         outcome.peak = peak_memory()
         yield outcome
+
+
+def fill_context(engine: Engine, context: int) -> None:
+    """Rounds at the end of the context that memory is planned for, with room for their trees."""
+    words = engine.tokenizer.encode("All that memory is planned for is used. ")
+    session = engine.session((words * context)[: context - _ROOM], SamplingParams(temperature=0.0, ignore_eos=True))
+    for _ in range(_FULL_ROUNDS):
+        session.step()
 
 
 def _said(way: Option | None) -> tuple[float, float] | None:

@@ -13,8 +13,8 @@ from scripted_pair import ScriptedClock, scripted_engine
 
 from sequoia.errors import UsageError
 from sequoia.measure.latency import SIZES, STORE_NAME, measure_latency, refined
-from sequoia.measure.round_parts import TimedRequest
-from sequoia.measure.timings import Timings
+from sequoia.measure.round_parts import Parts, TimedRequest
+from sequoia.measure.timings import Sweep, Timings, Trial
 from sequoia.params import SamplingParams
 from sequoia.speculate.session import Session
 from sequoia.speculate.verify import verifier_named
@@ -321,3 +321,29 @@ def test_the_real_thing_runs():
     assert all(timing.seconds > 0 for timing in (*profile.draft.values(), *profile.overhead.values()))
     assert verifier_named("sequoia") is engine.verifier
     assert torch.get_num_threads() == 1
+
+
+def streamed_timings(link: dict[int, float]) -> Timings:
+    """Two sweeps of rounds that take 1 s of reading, or 8 ms a row if that is more; for some sizes the link took `link`
+    times as long. What is read while the draft works is not in the pass."""
+    trials = []
+    for size in (1, 8, 32, 64, 128, 256):
+        levels = tuple((width, 0.05) for width in (1, *[size // 4] * 5)) if size > 1 else ()
+        drafted = sum(seconds for _, seconds in levels)
+        total = max(1.0, 0.008 * size) * link.get(size, 1.0)
+        trials.append(Trial(128, size, Parts(total - drafted, levels, total)))
+    sweep = Sweep(0, tuple(trials), 5.0)
+    return Timings((128,), (1, 8, 32, 64, 128, 256), 2, (sweep, sweep))
+
+
+def test_rounds_over_streamed_weights_never_fall_with_the_rows():
+    steady = streamed_timings({}).profile(rising=True)
+    assert steady == streamed_timings({}).profile()
+    timings = streamed_timings({8: 1.5, 32: 1.2, 64: 0.9})
+    rough, smooth = timings.profile(), timings.profile(rising=True)
+    drafted = 6 * 0.05
+    assert rough.target_seconds(64) + drafted == pytest.approx(0.9)
+    for size in (8, 32, 64, 128):  # 1.5, 1.2, 0.9 and 1.024 seconds
+        assert smooth.target_seconds(size) + drafted == pytest.approx((1.5 + 1.2 + 0.9 + 1.024) / 4)
+    assert smooth.target_seconds(1) == pytest.approx(1.0)
+    assert smooth.target_seconds(256) == pytest.approx(rough.target_seconds(256))

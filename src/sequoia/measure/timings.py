@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -64,7 +65,7 @@ class Timings:
         """That all sweeps took together."""
         return sum(sweep.seconds for sweep in self.sweeps)
 
-    def profile(self, law: int | None = None) -> LatencyProfile:
+    def profile(self, law: int | None = None, *, rising: bool = False) -> LatencyProfile:
         """Medians and interquartile ranges.
 
         The machine's speed moves, for all sizes alike: each sweep is scaled by how fast its passes were beside those of
@@ -73,6 +74,9 @@ class Timings:
         Args:
             law: draft and overhead under these sampling parameters alone; None pools all. Target passes do not depend
                 on them.
+            rising: pool neighbouring sizes where the larger one's rounds seem to take less time. That is so of streamed
+                weights, where every pass reads the same bytes: up to some size rounds take one time, and what tells
+                them apart is how fast the link was at that moment. Elsewhere a kernel can suit the larger size.
         """
         speeds = _speeds(self.sweeps)
         trials = [
@@ -80,10 +84,11 @@ class Timings:
             for sweep, speed in zip(self.sweeps, speeds, strict=True)
             for trial in sweep.trials
         ]
-        places: dict[tuple[int, int], list[float]] = {}
+        places: dict[tuple[int, int], list[Parts]] = {}
         for _, context, size, parts in trials:
-            places.setdefault((context, size), []).append(parts.target)
-        target = {c: {size: _timing(places[c, size]) for size in self.sizes} for c in self.contexts}
+            places.setdefault((context, size), []).append(parts)
+        curves = ({size: places[context, size] for size in self.sizes} for context in self.contexts)
+        target = {context: _passes(curve, rising) for context, curve in zip(self.contexts, curves, strict=True)}
         ours = [(size, p) for of, context, size, p in trials if context == self.contexts[0] and law in (None, of)]
         draft = _draft([p for _, p in ours])
         facts = {"sweeps": len(self.sweeps), "seconds": round(self.seconds, 1)}
@@ -147,6 +152,30 @@ def _scaled(parts: Parts, by: float) -> Parts:
 def _timing(seconds: Iterable[float]) -> Timing:
     low, middle, high = np.percentile(list(seconds), [25, 50, 75])
     return Timing(float(middle), float(high - low))
+
+
+def _passes(rounds: Mapping[int, Sequence[Parts]], rising: bool) -> dict[int, Timing]:
+    """By size; `rising` moves passes by what makes whole rounds rise: part of a pass is hidden behind the draft."""
+    passes = {size: _timing(parts.target for parts in found) for size, found in rounds.items()}
+    if not rising:
+        return passes
+    totals = [float(np.median([parts.total for parts in found])) for found in rounds.values()]
+    moves = [fitted - total for fitted, total in zip(_rising(totals), totals, strict=True)]
+    return {
+        size: Timing(max(0.0, timing.seconds + move), timing.spread)
+        for (size, timing), move in zip(passes.items(), moves, strict=True)
+    }
+
+
+def _rising(values: Sequence[float]) -> list[float]:
+    """The nearest values that never fall: isotonic regression, by pooling adjacent violators (Ayer et al. 1955)."""
+    pools: list[list[float]] = []
+    for value in values:
+        pools.append([value])
+        while len(pools) > 1 and fmean(pools[-2]) > fmean(pools[-1]):
+            last = pools.pop()
+            pools[-1] += last
+    return [fmean(pool) for pool in pools for _ in pool]
 
 
 def _scatter(timings: Iterable[Timing]) -> float:

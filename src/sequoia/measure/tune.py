@@ -22,12 +22,12 @@ from sequoia.measure.round_parts import Clock
 from sequoia.measure.runs import RunCounts, merged
 from sequoia.measure.samples import Samples
 from sequoia.measure.texts import plan_asks
-from sequoia.measure.timings import Timings
 from sequoia.params import SamplingParams
 from sequoia.tree.checks import require_integer
 from sequoia.tree.choice import Predict, batch_options
 from sequoia.tree.choice import plan as planned
 from sequoia.tree.expected import expected_tokens
+from sequoia.tree.latency import LatencyProfile
 from sequoia.tree.plan import BatchOption, Plan, PlanFile, describe_law, law_of
 from sequoia.tree.profile import AcceptanceProfile
 from sequoia.tree.shape import TreeShape
@@ -134,7 +134,8 @@ def tune(
         notice=notice,
         clock=clock,
     )
-    plans, batch = _planned(samples, timings, settings, runs, progress)
+    latencies = [timings.profile(law, rising=engine.memory is not None) for law in (None, *range(len(settings.params)))]
+    plans, batch = _planned(samples, latencies[1:], settings, runs, progress)
     data = {
         "prompts": list(map(str, sources)),
         "hash": prompts_hash(prompts),
@@ -145,7 +146,7 @@ def tune(
         "seed": settings.seed,
         "date": date.today().isoformat(),
     }
-    return PlanFile(engine.pair, machine(engine.target.device), data, timings.profile(), plans, batch)
+    return PlanFile(engine.pair, machine(engine.target.device), data, latencies[0], plans, batch)
 
 
 def about(engine: Engine, prompts: Sequence[PromptRecord], settings: TuneSettings) -> dict[str, Any]:
@@ -204,7 +205,7 @@ def _from(before: int, total: int, progress: Progress) -> Callable[[int, int, st
 
 def _planned(
     samples: Sequence[Samples],
-    timings: Timings,
+    latencies: Sequence[LatencyProfile],
     settings: TuneSettings,
     runs: Sequence[RunCounts],
     progress: Progress,
@@ -212,11 +213,10 @@ def _planned(
     limits: dict[str, Any] = {"max_size": settings.max_size, "max_depth": settings.max_depth}
     plans: list[Plan] = []
     batch: tuple[BatchOption, ...] = ()
-    for law, (params, found) in enumerate(zip(settings.params, samples, strict=True)):
+    for law, (params, found, latency) in enumerate(zip(settings.params, samples, latencies, strict=True)):
         progress(PLANNING, law, len(samples))
         ours = [run for run in runs if run.law == law_of(params)]
         profile, predict = _expectation(found, ours)
-        latency = timings.profile(law)
         plans.append(planned(profile, latency, params=params, predict=predict, **limits))
         if law == 0:
             batch = batch_options(profile, latency, settings.batch, predict=predict, **limits)
