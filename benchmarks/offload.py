@@ -24,6 +24,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,8 @@ from sequoia.tree.plan import Plan, PlanFile
 _SWEEP = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _PLAIN = "plain"
 _FULL_ROUNDS, _ROOM = 3, 64  # rounds that fill the context, and tokens left for their trees
-_GIVEN = ("target", "memory_budget", "context", "draft", "draft_dtype", "plan", "count", "max_tokens", "few_tokens")
+_GIVEN = ("target", "memory_budget", "context", "draft", "draft_dtype", "plan", "count", "turns")
+_LENGTHS = ("max_tokens", "few_tokens")
 _COLUMNS = (
     "T",
     "tokens/s",
@@ -95,8 +97,8 @@ class Outcome:
         self.resident, self.predicted = other.resident, other.predicted
 
 
-def params(asked: argparse.Namespace) -> SamplingParams:
-    return SamplingParams(max_tokens=asked.max_tokens, temperature=asked.temperatures[0], seed=1, ignore_eos=True)
+def params(asked: argparse.Namespace, tokens: int = 256) -> SamplingParams:
+    return SamplingParams(max_tokens=tokens, temperature=asked.temperatures[0], seed=1, ignore_eos=True)
 
 
 def loaded_engine(asked: argparse.Namespace, draft: str, tree: Tree | str = "off") -> Engine:
@@ -119,18 +121,19 @@ def ours(asked: argparse.Namespace, ways: Mapping[str, Option | None]) -> Iterat
     trees = [way.shape for way in ways.values() if way is not None]
     largest = max(trees, key=lambda tree: tree.size, default="off")
     engine = loaded_engine(asked, asked.draft if trees else "ngram", largest)
-    files, memory, wanted = weight_files(Path(asked.target)), engine.memory, params(asked)
+    files, memory = weight_files(Path(asked.target)), engine.memory
     assert memory is not None
     found = {
-        name: Outcome(name, wanted.temperature, said=memory.total, resident=memory.resident, predicted=_said(way))
+        name: Outcome(name, asked.temperatures[0], said=memory.total, resident=memory.resident, predicted=_said(way))
         for name, way in ways.items()
     }
-    for index, prompt in enumerate(read_prompts(asked.prompts, asked.count, engine)):
+    for index, prompt in enumerate(read_prompts(asked.prompts, asked.count, engine)[asked.turn :: asked.turns]):
         turned = [*list(ways)[index % len(ways) :], *list(ways)[: index % len(ways)]]
         for name in turned:
             way, outcome = ways[name], found[name]
             outcome.raw.append(raw_rate(files))
-            answer(engine.with_tree("off" if way is None else way.shape), prompt, wanted, outcome)
+            tree, tokens = ("off", asked.few_tokens) if way is None else (way.shape, asked.max_tokens)
+            answer(engine.with_tree(tree), prompt, params(asked, tokens), outcome)
     fill_context(engine.with_tree(largest), asked.context)
     for outcome in found.values():
         outcome.peak = peak_memory()
@@ -176,7 +179,7 @@ def accelerates(asked: argparse.Namespace) -> Iterator[Outcome]:
     with tempfile.TemporaryDirectory() as folder:
         model, streamed = accelerate_model(target, asked.resident, folder)
         model.register_forward_pre_hook(begin)
-        for record in read_records(asked.prompts, asked.count):
+        for record in read_records(asked.prompts, asked.count)[asked.turn :: asked.turns]:
             outcome.raw.append(raw_rate(files))
             starts.clear()
             torch.manual_seed(1)
@@ -240,8 +243,9 @@ def in_turns(asked: argparse.Namespace, arguments: Sequence[str], temperature: f
     """What each way finds, in processes of their own."""
     found: dict[str, Outcome] = {}
     resident = 0
-    for way in ((_PLAIN, "sweep") if asked.sweep else (_PLAIN, "accelerate", "trees")) * asked.turns:
-        own = ["--way", way, "--temperature", str(temperature), "--resident", str(resident)]
+    ways = (_PLAIN, "sweep") if asked.sweep else (_PLAIN, "accelerate", "trees")
+    for turn, way in product(range(asked.turns), ways):
+        own = ["--way", way, "--turn", str(turn), "--temperature", str(temperature), "--resident", str(resident)]
         run = subprocess.run([sys.executable, __file__, *arguments, *own], stdout=subprocess.PIPE, text=True)
         if run.returncode:
             raise SystemExit(f"error: {way} at temperature {temperature:g} failed")
@@ -292,15 +296,20 @@ def options() -> argparse.Namespace:
     parser.add_argument("--sweep", action="store_true", help="trees of sizes 1 to 256 instead of the comparison")
     parser.add_argument("--prompts", action="append", help="as for `sequoia bench`; repeatable")
     parser.add_argument("--count", type=int, default=4)
-    parser.add_argument("--turns", type=int, default=2, help="of all ways, each in new processes")
+    parser.add_argument("--turns", type=int, default=2, help="of all ways, each in new processes and on its prompts")
     parser.add_argument("--max-tokens", type=int, default=64)
-    parser.add_argument("--few-tokens", type=int, default=8, help="of accelerate's answers")
+    parser.add_argument(
+        "--few-tokens", type=int, default=8, help="of answers at a token a pass, accelerate's and plain ones"
+    )
     parser.add_argument("--temperature", default="0,0.6")
     parser.add_argument("--samples", type=int, default=24, help="for a plan")
     parser.add_argument("--seconds", type=float, default=120.0, help="of timing for a plan")
     parser.add_argument("--resident", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--way", help=argparse.SUPPRESS)
+    parser.add_argument("--turn", type=int, default=0, help=argparse.SUPPRESS)
     asked = parser.parse_args()
+    if not 1 <= asked.turns <= asked.count:
+        parser.error(f"--turns must be 1 to the {asked.count} prompts of --count, not {asked.turns}")
     asked.temperatures = [float(value) for value in asked.temperature.split(",")]
     asked.prompts = asked.prompts or ["built-in"]
     return asked
@@ -316,7 +325,8 @@ def main() -> None:
         asked.draft = asked.draft or str(rounded_draft(Path(folder) / "rounded-to-4-bits"))
         asked.plan = asked.plan or Path(folder) / "plan.json"
         tuned(asked)
-        arguments = [part for name in _GIVEN for part in (f"--{name.replace('_', '-')}", str(getattr(asked, name)))]
+        given = {f"--{name.replace('_', '-')}": str(getattr(asked, name)) for name in (*_GIVEN, *_LENGTHS)}
+        arguments = [part for option in given.items() for part in option]
         arguments += [part for source in asked.prompts for part in ("--prompts", source)]
         console.print(machine())
         arguments += ["--sweep"] if asked.sweep else []
