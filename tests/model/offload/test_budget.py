@@ -27,6 +27,7 @@ NEEDS = Needs(
     libraries=400 * MIB,
     ends=100 * MIB,
     draft=0,
+    context=4096,
     caches=50 * MIB,
     rows=20 * MIB,
     row=50_000,
@@ -87,6 +88,12 @@ def test_parts_make_up_no_more_than_the_budget(mebibytes: int) -> None:
     assert plan.read == plan.streamed * NEEDS.read
     # Not even one more layer would have fitted, or prompts take the rest.
     assert plan.budget * 63 // 64 - plan.total < NEEDS.layer
+
+
+@pytest.mark.parametrize("context", [100, 1024])
+def test_no_memory_is_kept_for_prompts_longer_than_the_context(context: int) -> None:
+    for mebibytes in range(650, 1100, 7):
+        assert plan_memory(replace(NEEDS, context=context), mebibytes * MIB).prompt_rows <= context
 
 
 def test_more_memory_never_means_fewer_layers() -> None:

@@ -24,6 +24,7 @@ class Needs:
         libraries: the interpreter and everything imported; on a GPU what others have taken.
         ends: of the target what is neither in a layer nor streamed: embedding, head, norms.
         draft: its weights.
+        context: tokens of the longest request.
         caches: keys and values of both models at the full context.
         rows: what a pass over a tree needs, the draft's levels included.
         row: what each row of a prompt's pass needs.
@@ -37,6 +38,7 @@ class Needs:
     libraries: int
     ends: int
     draft: int
+    context: int
     caches: int
     rows: int
     row: int
@@ -56,9 +58,14 @@ class Needs:
         return self.fixed + slots * self.slot + self.buffers + rows * self.row
 
     @property
+    def rings(self) -> list[tuple[int, int]]:
+        """Slots and rows, the first that fit; a prompt is no longer than the context."""
+        return [(slots, min(rows, self.context)) for slots, rows in _RINGS]
+
+    @property
     def smallest(self) -> int:
         """The least budget that works."""
-        return round(self.with_ring(*_RINGS[-1]) / (1 - _SPARE)) + 1
+        return round(self.with_ring(*self.rings[-1]) / (1 - _SPARE)) + 1
 
 
 @dataclass(frozen=True)
@@ -109,22 +116,24 @@ def plan_memory(needs: Needs, budget: int) -> MemoryPlan:
         UsageError: not even the ring fits; the message names the smallest budget that works.
     """
     usable = int(budget * (1 - _SPARE))
-    everything = needs.fixed + needs.layers * needs.layer + _RINGS[0][1] * needs.row
-    if everything <= usable:
-        return _plan(needs, budget, needs.layers, 0, _RINGS[0][1])
-    for slots, rows in _RINGS:
+    whole_rows = needs.rings[0][1]
+    if needs.fixed + needs.layers * needs.layer + whole_rows * needs.row <= usable:
+        return _plan(needs, budget, needs.layers, 0, whole_rows)
+    for slots, rows in needs.rings:
         room = usable - needs.with_ring(slots, rows)
         if room >= 0:
             resident = min(room // needs.layer, needs.layers - 1)
             spare = room - resident * needs.layer
-            return _plan(needs, budget, resident, slots, min(rows + spare // needs.row, _MOST_ROWS))
+            most = min(_MOST_ROWS, needs.context)
+            return _plan(needs, budget, resident, slots, min(rows + spare // needs.row, most))
+    slots, rows = needs.rings[-1]
     parts = {
         "the libraries": needs.libraries,
         "embedding and head": needs.ends,
         "the draft": needs.draft,
         "caches": needs.caches,
-        "rows": needs.rows + _RINGS[-1][1] * needs.row,
-        "the ring": _RINGS[-1][0] * needs.slot + needs.buffers,
+        "rows": needs.rows + rows * needs.row,
+        "the ring": slots * needs.slot + needs.buffers,
     }
     spent = ", ".join(f"{name} {show_bytes(count)}" for name, count in parts.items() if count)
     raise UsageError(

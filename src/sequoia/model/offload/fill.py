@@ -92,6 +92,7 @@ def _needs(model: CausalLM, drafts: Sequence[Beside], alone: int, used: int, tre
         libraries=(alone if drafts else used) - ends,
         ends=ends,
         draft=used - alone if drafts else 0,
+        context=context,
         caches=context * sum(each.slot_bytes for each in (model, *drafts)),
         rows=_AT_WORK + tree_rows * (logits + drawn),
         row=model.row_bytes(context),
