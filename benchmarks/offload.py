@@ -131,9 +131,11 @@ def ours(asked: argparse.Namespace, ways: Mapping[str, Option | None]) -> Iterat
         turned = [*list(ways)[index % len(ways) :], *list(ways)[: index % len(ways)]]
         for name in turned:
             way, outcome = ways[name], found[name]
-            outcome.raw.append(raw_rate(files))
             tree, tokens = ("off", asked.few_tokens) if way is None else (way.shape, asked.max_tokens)
             answer(engine.with_tree(tree), prompt, params(asked, tokens), outcome)
+            for slot in range(engine.target.link.slots):
+                engine.target.link.wait(slot)  # or the ring reads beside the raw reads
+            outcome.raw.append(raw_rate(files))
     fill_context(engine.with_tree(largest), asked.context)
     for outcome in found.values():
         outcome.peak = peak_memory()
