@@ -8,6 +8,7 @@ import os
 import struct
 import threading
 from collections.abc import Collection
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ import torch
 from streamed import TREE, engine, resident, saved, streamed
 from tiny_models import VOCAB, TreeRun, assert_close, ids, tiny, variant
 from torch import Tensor
+from torch.nn import functional
 
 import sequoia
 from sequoia.engine import Engine
@@ -60,8 +62,25 @@ def both(model: CausalLM) -> Tensor:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_same_logits_bit_for_bit(name: str, stored: torch.dtype, dtype: torch.dtype, tmp_path: Path) -> None:
     folder = saved(variant(name), tmp_path, stored)
-    expected = both(resident(folder, dtype))
-    assert torch.equal(both(streamed(folder, dtype)), expected)
+    found, expected = both(streamed(folder, dtype)), both(resident(folder, dtype))
+    if stored == dtype and _depends_on_alignment(dtype):  # matrices lie in the ring as they do in the file
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    else:
+        assert torch.equal(found, expected)
+
+
+def _depends_on_alignment(dtype: torch.dtype) -> bool:
+    """Whether products have other last bits here where a matrix does not begin with a cache line: MKL's do on AMD."""
+    noise = torch.Generator().manual_seed(0)
+    for rows, outputs, inputs in product((1, 5, 13), (16, 32, 64, 96, 128), (16, 32, 64, 96, 128)):
+        weight = torch.randn(outputs, inputs, generator=noise).to(dtype)
+        taken = torch.randn(rows, inputs, generator=noise).to(dtype)
+        moved = torch.empty(weight.numel() + 64, dtype=dtype)
+        for start in (2, 4, 8):
+            other = moved[start : start + weight.numel()].view_as(weight).copy_(weight)
+            if not torch.equal(functional.linear(taken, other), functional.linear(taken, weight)):
+                return True
+    return False
 
 
 @pytest.mark.parametrize(

@@ -27,9 +27,11 @@ _DIRECT = getattr(os, "O_DIRECT", 0)
 
 def aligned_buffer(size: int) -> mmap.mmap:
     """Zeroed memory that begins with a page and takes none until it is written to."""
-    buffer = mmap.mmap(-1, max(size, BLOCK))
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        buffer.madvise(mmap.MADV_HUGEPAGE)  # fewer pages to pin for each read
+    if not hasattr(mmap, "MADV_HUGEPAGE"):
+        return mmap.mmap(-1, max(size, BLOCK))
+    # Fewer pages to pin for each read; shared memory, which is Python's default, has no large ones.
+    buffer = mmap.mmap(-1, max(size, BLOCK), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    buffer.madvise(mmap.MADV_HUGEPAGE)
     return buffer
 
 
