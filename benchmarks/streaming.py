@@ -31,8 +31,8 @@ def weight_files(folder: Path) -> list[Path]:
 def raw_rate(files: Sequence[Path]) -> float:
     """Bytes/s of sequential direct reads, as many in flight as the ring has, and begun in the files' order.
 
-    As in the ring they go into large pages: to small ones, whose every page is pinned for itself, the same reads were
-    seen to take twice as long.
+    As in the ring they go into large pages: to small ones, whose every page is pinned for itself, the same reads
+    take longer.
     """
     places = [(file, start) for file in files for start in range(0, file.stat().st_size // PIECE * PIECE, PIECE)]
     places = places[: _RAW_BYTES // PIECE]

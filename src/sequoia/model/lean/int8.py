@@ -112,7 +112,7 @@ def has_kernels() -> bool:
 @cache
 def _takes_signs() -> bool:
     """Whether this CPU multiplies signed by signed numbers: AMX does. VNNI takes rows without a sign alone, and oneDNN
-    runs signed ones in reference code there, some thousand times slower."""
+    runs signed ones in reference code there, which is far slower."""
     try:
         return bool(torch.cpu._is_amx_tile_supported())
     except AttributeError:  # private to torch
